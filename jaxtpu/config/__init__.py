@@ -1,0 +1,37 @@
+"""The configuration: schema, files, overrides, checks."""
+
+from jaxtpu.config.duration import Duration, RunUnits, to_steps
+from jaxtpu.config.load import leaves, load, split_arguments
+from jaxtpu.config.schema import (
+    CheckpointConfig,
+    Config,
+    DataConfig,
+    MeshConfig,
+    ModelConfig,
+    OptimizerConfig,
+    PrecisionConfig,
+    ShardingConfig,
+    TrainConfig,
+)
+from jaxtpu.config.validate import finalize, mesh_sizes, run_units
+
+__all__ = [
+    "CheckpointConfig",
+    "Config",
+    "DataConfig",
+    "Duration",
+    "MeshConfig",
+    "ModelConfig",
+    "OptimizerConfig",
+    "PrecisionConfig",
+    "RunUnits",
+    "ShardingConfig",
+    "TrainConfig",
+    "finalize",
+    "leaves",
+    "load",
+    "mesh_sizes",
+    "run_units",
+    "split_arguments",
+    "to_steps",
+]

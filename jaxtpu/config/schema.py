@@ -1,0 +1,223 @@
+"""The schema: every field of a configuration, documented once, with its unit.
+
+`run.py help config` prints this file's documentation. A field is read somewhere, or is not here.
+"""
+
+import dataclasses
+
+from jaxtpu.config.duration import Duration
+from jaxtpu.config.section import Section, option, subsection
+
+_DTYPES = ("float32", "bfloat16")
+
+
+@dataclasses.dataclass
+class ModelConfig(Section, path="model"):
+    """The model."""
+
+    name: str = option("transformer", "which model of the registry (jaxtpu/models)")
+    vocab_size: int = option(0, "ids of the vocabulary; 0 takes the tokenizer's", at_least=0)
+    vocab_multiple: int = option(
+        128,
+        "the embedding and the logits are padded to a multiple of this (a TPU tile is 128 lanes "
+        "wide); padded ids never get probability",
+        at_least=1,
+    )
+    embed: int = option(256, "width of the residual stream, features", at_least=1)
+    layers: int = option(4, "decoder layers", at_least=1)
+    heads: int = option(4, "query heads", at_least=1)
+    kv_heads: int = option(0, "key and value heads; 0 means as many as heads", at_least=0)
+    head_dim: int = option(0, "features a head; 0 means embed / heads", at_least=0)
+    mlp: int = option(1024, "hidden features of the gated MLP (SwiGLU)", at_least=1)
+    tied_embeddings: bool = option(False, "the output projection shares the embedding's weights")
+    rope_theta: float = option(10_000.0, "base of the rotary position angles")
+    norm_epsilon: float = option(1e-6, "added to the mean square in RMSNorm")
+    init_std: float = option(
+        0.02, "standard deviation of the initial embedding; kernels use 1 / sqrt(inputs)"
+    )
+    attention: str = option(
+        "auto", "attention implementation; auto takes the best that the device compiles",
+        choices=("auto", "xla"),
+    )  # fmt: skip
+    remat: str = option(
+        "full",
+        "what the backward pass recomputes: none (keep all activations), full (keep each layer's "
+        "input only), dots (keep the results of matrix products with weights)",
+        choices=("none", "full", "dots"),
+    )
+
+
+@dataclasses.dataclass
+class MeshConfig(Section, path="mesh"):
+    """The device mesh, outermost axis first. One axis may be -1: it takes the devices left."""
+
+    data: int = option(1, "replicas of the parameters, each with its own part of the batch")
+    fsdp: int = option(-1, "parts of the parameters; each part also has its own part of the batch")
+    expert: int = option(1, "parts of the experts; the batch is divided over it too")
+    context: int = option(1, "parts of the sequence")
+    tensor: int = option(1, "parts of each layer's heads, MLP features and vocabulary")
+    emulate: int = option(8, "CPU devices to emulate where there is no accelerator", at_least=1)
+
+
+@dataclasses.dataclass
+class ShardingConfig(Section, path="sharding"):
+    """The rule table: which mesh axes divide each logical axis that models name.
+
+    Several mesh axes are joined by commas; an empty string means undivided. Where two dimensions
+    of one array ask for the same mesh axis, the left one has it.
+    """
+
+    batch: str = option("data,fsdp,expert", "examples")
+    sequence: str = option("context", "tokens of a sequence")
+    layers: str = option("", "stacked layers")
+    embed: str = option("fsdp", "residual stream features (in activations the batch has fsdp)")
+    mlp: str = option("tensor", "hidden features of the MLP")
+    heads: str = option("tensor", "query heads")
+    kv_heads: str = option("tensor", "key and value heads")
+    head_dim: str = option("", "features of a head")
+    vocab: str = option("tensor", "vocabulary")
+    experts: str = option("expert", "experts of a mixture")
+    max_replicated: float = option(
+        0.02,
+        "training does not start if more than this fraction of the parameter bytes is undivided "
+        "on a mesh that should divide them (fsdp, expert or tensor above 1)",
+        at_least=0.0,
+    )
+
+
+@dataclasses.dataclass
+class PrecisionConfig(Section, path="precision"):
+    """Number formats. Softmax, norms and the loss are computed in float32 whatever these say."""
+
+    params: str = option("float32", "parameters and optimizer state", choices=_DTYPES)
+    compute: str = option("bfloat16", "activations and matrix products", choices=_DTYPES)
+    accumulate: str = option("float32", "gradients summed over microbatches", choices=_DTYPES)
+
+
+@dataclasses.dataclass
+class DataConfig(Section, path="data"):
+    """Where examples come from."""
+
+    source: str = option(
+        "python_corpus",
+        "python_corpus (the standard library of this Python), or tfds:NAME with a text feature",
+    )
+    train_split: str = option("train", "split to train on")
+    validation_split: str = option("validation", "split to evaluate on; empty for none")
+    text_field: str = option("text", "name of the feature that holds the text")
+    tokenizer: str = option("bytes", "bytes (256 byte values and a document separator)")
+    batch_size: int = option(
+        16, "sequences a step, over all devices (the global batch)", at_least=1
+    )
+    sequence_length: int = option(256, "tokens a sequence", at_least=1)
+    prefetch: int = option(2, "batches kept ready on the devices ahead of the step", at_least=1)
+    directory: str = option(
+        "~/.cache/jaxtpu/data", "prepared data sets and token files, shared between runs"
+    )
+
+
+@dataclasses.dataclass
+class OptimizerConfig(Section, path="optimizer"):
+    """The optax chain: clip, optimizer, weight decay, schedule."""
+
+    name: str = option(
+        "adamw",
+        "optimizer; adam is adamw without weight decay",
+        choices=("adamw", "adam", "adafactor", "lion", "sgd"),
+    )
+    learning_rate: float = option(1e-3, "peak learning rate", at_least=0.0)
+    schedule: str = option(
+        "cosine",
+        "learning rate after the warm-up: cosine, linear, constant, rsqrt (inverse square root), "
+        "or wsd (constant, then a linear decay at the end)",
+        choices=("cosine", "linear", "constant", "rsqrt", "wsd"),
+    )
+    warmup: Duration = option("5%", "duration of the linear warm-up from 0; 0 for none")
+    decay: Duration = option("20%", "duration of the final decay of schedule=wsd")
+    final_fraction: float = option(
+        0.1, "learning rate at the end, as a fraction of the peak (cosine, linear, wsd)",
+        at_least=0.0,
+    )  # fmt: skip
+    beta1: float = option(0.9, "decay rate of the first moment (momentum for sgd)", at_least=0.0)
+    beta2: float = option(0.95, "decay rate of the second moment", at_least=0.0)
+    epsilon: float = option(1e-8, "added to the root of the second moment", at_least=0.0)
+    weight_decay: float = option(
+        0.1, "decoupled weight decay, per unit of learning rate", at_least=0.0
+    )
+    no_decay: tuple[str, ...] = option(
+        (".*/scale",), "path patterns of parameters without weight decay"
+    )
+    clip_norm: float = option(
+        1.0, "largest global norm of the gradient; 0 for no clipping", at_least=0.0
+    )
+    accumulate_steps: int = option(
+        1,
+        "steps between updates (optax.MultiSteps): only where even one microbatch a step is too "
+        "much; it keeps a second gradient tree, train.microbatches does not",
+        at_least=1,
+    )
+
+
+@dataclasses.dataclass
+class TrainConfig(Section, path="train"):
+    """The length of the run, and the loop."""
+
+    steps: Duration | None = option(None, "length of the run (not with train.epochs)")
+    epochs: int | None = option(None, "length of the run in epochs, as in Keras", at_least=1)
+    steps_per_epoch: int | None = option(
+        None, "steps called an epoch; None means one pass over the data", at_least=1
+    )
+    microbatches: int = option(
+        1, "equal parts of the batch that are run one after the other, to save memory", at_least=1
+    )
+    max_steps_in_flight: int = option(
+        4, "steps handed to the devices ahead of the last one known to be finished", at_least=1
+    )
+    log_every: Duration = option(10, "interval of logged metrics")
+    evaluate_every: Duration = option("20%", "interval of evaluation; 0 for only at the end")
+    evaluate_batches: int = option(
+        0, "batches of an evaluation; 0 means the whole validation split", at_least=0
+    )
+    profile_at: Duration = option(0, "step at which a profile for TensorBoard starts; 0 for none")
+    profile_steps: int = option(3, "steps in the profile", at_least=1)
+
+
+@dataclasses.dataclass
+class CheckpointConfig(Section, path="checkpoint"):
+    """When the state is saved, and what is kept."""
+
+    every: Duration = option("20%", "interval of saving; 0 for only at the end")
+    keep_last: int = option(2, "latest checkpoints kept", at_least=1)
+    keep_best: int = option(1, "checkpoints of lowest validation loss kept besides", at_least=0)
+
+
+@dataclasses.dataclass
+class Config(Section):
+    """A run: model, data, mesh, optimizer, loop."""
+
+    name: str = option("", "name of the run; empty takes the config file's")
+    workdir: str = option("", "folder of the results; empty means runs/<name>")
+    seed: int = option(0, "seed of the initial parameters and of the order of examples", at_least=0)
+    loss: str = option(
+        "cross_entropy",
+        "loss function",
+        choices={
+            "cross_entropy": "cross_entropy",
+            "sparse_categorical_crossentropy": "cross_entropy",
+        },
+    )
+    metrics: tuple[str, ...] = option(
+        (), "metrics besides the loss, in training and evaluation", choices=("accuracy",)
+    )
+    compile_cache: str = option(
+        "~/.cache/jaxtpu/compiled", "folder of compiled programs, so that the next start is quick; "
+        "empty for none",
+    )  # fmt: skip
+    model: ModelConfig = subsection(ModelConfig)
+    mesh: MeshConfig = subsection(MeshConfig)
+    sharding: ShardingConfig = subsection(ShardingConfig)
+    precision: PrecisionConfig = subsection(PrecisionConfig)
+    data: DataConfig = subsection(DataConfig)
+    optimizer: OptimizerConfig = subsection(OptimizerConfig)
+    train: TrainConfig = subsection(TrainConfig)
+    checkpoint: CheckpointConfig = subsection(CheckpointConfig)

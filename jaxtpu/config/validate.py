@@ -1,0 +1,190 @@
+"""Checks across fields, all arithmetic: nothing here needs a device, so a bad run costs nothing."""
+
+import math
+
+from jaxtpu.config.duration import RunUnits, to_steps
+from jaxtpu.config.schema import Config, MeshConfig
+from jaxtpu.errors import ConfigError, nearest, nearest_multiples
+
+MESH_AXES = ("data", "fsdp", "expert", "context", "tensor")
+
+
+def finalize(config: Config, num_devices: int, vocab_size: int) -> dict[str, int]:
+    """Fills in the fields that were left to be derived, and checks that the fields fit together.
+
+    Args:
+      config: changed in place.
+      num_devices: JAX devices in all processes.
+      vocab_size: ids that the tokenizer uses.
+
+    Returns:
+      The size of each mesh axis.
+
+    Raises:
+      ConfigError: names the field, its value, and a value that works.
+    """
+    sizes = mesh_sizes(config.mesh, num_devices)
+    _finalize_model(config, vocab_size)
+    _check_rules(config)
+    _check_batch(config, sizes)
+    _check_length(config)
+    if config.checkpoint.keep_best and not config.data.validation_split:
+        config.checkpoint.keep_best = 0  # nothing to be best by
+    return sizes
+
+
+def mesh_sizes(mesh: MeshConfig, num_devices: int) -> dict[str, int]:
+    """The size of each mesh axis, with -1 filled from `num_devices`.
+
+    Raises:
+      ConfigError: two axes of -1, a size that is not positive, or a product that is not the
+        number of devices.
+    """
+    sizes = {axis: getattr(mesh, axis) for axis in MESH_AXES}
+    free = [axis for axis, size in sizes.items() if size == -1]
+    for axis, size in sizes.items():
+        if size != -1 and size < 1:
+            raise ConfigError(
+                f"mesh.{axis}", size, "an axis has at least 1 device.", "Use 1, or -1 to fill up."
+            )
+    if len(free) > 1:
+        raise ConfigError(
+            f"mesh.{free[1]}", -1, f"only one axis can fill up; mesh.{free[0]} does.", "Use 1."
+        )
+    fixed = math.prod(size for size in sizes.values() if size != -1)
+    if free and num_devices % fixed == 0:
+        sizes[free[0]] = num_devices // fixed
+    elif free or fixed != num_devices:
+        raise _mesh_mismatch(sizes, fixed, num_devices, bool(free))
+    return sizes
+
+
+def _mesh_mismatch(sizes: dict[str, int], fixed: int, devices: int, free: bool) -> ConfigError:
+    """The largest axis is named, with the size nearest to it that makes the mesh fit."""
+    axis = max(sizes, key=lambda name: sizes[name])
+    others = fixed // sizes[axis]
+    shape = " x ".join(f"{name}={size}" for name, size in sizes.items() if size not in (1, -1))
+    relation = "does not divide" if free else "is not"
+    problem = f"{shape or 'the mesh'} makes {fixed}, which {relation} the {devices} devices."
+    fits = [n for n in range(1, devices + 1) if devices % (n * others) == 0]
+    if not free:
+        fits = [n for n in fits if n * others == devices]
+    if fits:
+        suggestion = f"Use mesh.{axis}={min(fits, key=lambda n: abs(n - sizes[axis]))}."
+    else:
+        suggestion = "Use mesh.data=1, mesh.fsdp=-1 and 1 for the other axes."
+    return ConfigError(f"mesh.{axis}", sizes[axis], problem, suggestion)
+
+
+def _finalize_model(config: Config, vocab_size: int) -> None:
+    model = config.model
+    if model.vocab_size == 0:
+        model.vocab_size = vocab_size
+    if model.vocab_size < vocab_size:
+        raise ConfigError(
+            "model.vocab_size", model.vocab_size,
+            f"the tokenizer {config.data.tokenizer!r} has {vocab_size} ids.",
+            f"Use {vocab_size}, or 0 to take the tokenizer's.",
+        )  # fmt: skip
+    model.kv_heads = model.kv_heads or model.heads
+    if model.heads % model.kv_heads:
+        fits = [n for n in range(1, model.heads + 1) if model.heads % n == 0]
+        best = min(fits, key=lambda n: abs(n - model.kv_heads))
+        raise ConfigError(
+            "model.kv_heads", model.kv_heads, f"does not divide model.heads={model.heads}.",
+            f"Use {best}.",
+        )  # fmt: skip
+    if model.head_dim == 0:
+        if model.embed % model.heads:
+            raise ConfigError(
+                "model.heads", model.heads, f"does not divide model.embed={model.embed}.",
+                f"Set model.head_dim, or for model.embed: "
+                f"{nearest_multiples(model.embed, model.heads).lower()}",
+            )  # fmt: skip
+        model.head_dim = model.embed // model.heads
+    if model.head_dim % 2:
+        raise ConfigError(
+            "model.head_dim", model.head_dim, "rotary positions turn pairs of features.",
+            nearest_multiples(model.head_dim, 2),
+        )  # fmt: skip
+
+
+def _check_rules(config: Config) -> None:
+    """Every mesh axis in the rule table is spelled right."""
+    for name, kind in config.sharding.types().items():
+        if kind is not str:
+            continue
+        for axis in filter(None, getattr(config.sharding, name).split(",")):
+            if axis.strip() not in MESH_AXES:
+                raise ConfigError(
+                    f"sharding.{name}", getattr(config.sharding, name),
+                    f"{axis!r} is not a mesh axis.", nearest(axis, MESH_AXES),
+                )  # fmt: skip
+
+
+def _check_batch(config: Config, sizes: dict[str, int]) -> None:
+    data, train = config.data, config.train
+    axes = [axis.strip() for axis in config.sharding.batch.split(",") if axis.strip()]
+    parts = math.prod(sizes[axis] for axis in axes)
+    divisor = parts * train.microbatches
+    if data.batch_size % divisor:
+        shape = " x ".join(f"{axis}={sizes[axis]}" for axis in axes if sizes[axis] > 1) or "1"
+        raise ConfigError(
+            "data.batch_size", data.batch_size,
+            f"must be a multiple of {divisor}: the batch is divided over {shape} and into "
+            f"train.microbatches={train.microbatches}.",
+            nearest_multiples(data.batch_size, divisor),
+        )  # fmt: skip
+    context = math.prod(
+        sizes[axis.strip()] for axis in config.sharding.sequence.split(",") if axis.strip()
+    )
+    if data.sequence_length % context:
+        raise ConfigError(
+            "data.sequence_length", data.sequence_length,
+            f"must be a multiple of mesh.context={context}, which divides the sequence.",
+            nearest_multiples(data.sequence_length, context),
+        )  # fmt: skip
+
+
+def _check_length(config: Config) -> None:
+    train = config.train
+    if train.steps is not None and train.epochs is not None:
+        raise ConfigError(
+            "train.epochs", train.epochs, f"train.steps={train.steps!r} is set too; one is enough.",
+            "Set train.steps=None, or train.epochs=None.",
+        )  # fmt: skip
+    if train.steps is None and train.epochs is None:
+        raise ConfigError(
+            "train.steps", None, "the length of the run is not set.",
+            "Set train.steps=1000, or train.epochs=1.",
+        )  # fmt: skip
+    if not config.data.validation_split and config.train.evaluate_batches:
+        raise ConfigError(
+            "train.evaluate_batches", train.evaluate_batches,
+            "data.validation_split is empty, so there is nothing to evaluate.",
+            "Set data.validation_split, or train.evaluate_batches=0.",
+        )  # fmt: skip
+
+
+def run_units(config: Config, examples: int | None) -> RunUnits:
+    """What a step and an epoch amount to, and the number of steps of the run.
+
+    Args:
+      config: finalized.
+      examples: sequences in the training data; None where that is not known.
+
+    Raises:
+      ConfigError: the run has no length, or it cannot be worked out.
+    """
+    train, batch_size = config.train, config.data.batch_size
+    steps_per_epoch = train.steps_per_epoch
+    if steps_per_epoch is None and examples is not None:
+        steps_per_epoch = max(1, examples // batch_size)
+    units = RunUnits(None, steps_per_epoch, batch_size, batch_size * config.data.sequence_length)
+    if train.epochs is not None:
+        steps = to_steps("train.epochs", f"{train.epochs} epochs", units)
+    else:
+        steps = to_steps("train.steps", train.steps, units)
+    if steps == 0:
+        raise ConfigError("train.steps", train.steps, "a run has at least one step.", "Use 1.")
+    return RunUnits(steps, steps_per_epoch, batch_size, units.tokens_per_step)

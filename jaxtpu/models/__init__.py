@@ -1,0 +1,80 @@
+"""The registry of models: a new model is one file here, one line below, and one config."""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import jax
+from flax import nnx
+
+from jaxtpu.config import ModelConfig
+from jaxtpu.errors import ConfigError, nearest
+from jaxtpu.models import transformer
+from jaxtpu.paths import flatten
+from jaxtpu.precision import Precision
+
+
+@dataclasses.dataclass(frozen=True)
+class ModelFamily:
+    """What the trainer needs of a model.
+
+    Attributes:
+      build: (config, precision, rngs) -> a Flax NNX module that maps a batch to logits, and whose
+        `nnx.Param`s carry `axes`, the logical name of each dimension.
+      flops_per_token: (config, sequence_length) -> training FLOPs a token, no recomputation.
+    """
+
+    build: Callable[..., nnx.Module]
+    flops_per_token: Callable[[ModelConfig, int], float]
+
+
+MODELS = {
+    "transformer": ModelFamily(transformer.Transformer, transformer.flops_per_token),
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Model:
+    """A model without its parameters.
+
+    Attributes:
+      graph: NNX graph definition; `apply` joins it with parameters.
+      abstract_params: nested dict of `jax.ShapeDtypeStruct`.
+      axes: logical axes of each parameter, by path.
+      init: key -> nested dict of parameters.
+      flops_per_token: training FLOPs a token, without recomputation.
+    """
+
+    graph: Any
+    abstract_params: Any
+    axes: dict[str, tuple[str | None, ...]]
+    init: Callable[[jax.Array], Any]
+    flops_per_token: float
+
+    def apply(self, params: Any, batch: dict[str, jax.Array]) -> jax.Array:
+        """Logits of `batch`."""
+        return nnx.merge(self.graph, params)(batch)
+
+
+def make_model(config: ModelConfig, precision: Precision, sequence_length: int) -> Model:
+    """The model that `config.name` names; no array is made."""
+    if config.name not in MODELS:
+        raise ConfigError(
+            "model.name", config.name, "is not a known model.", nearest(config.name, MODELS)
+        )
+    family = MODELS[config.name]
+
+    def build(key: jax.Array) -> nnx.Module:
+        return family.build(config, precision, rngs=nnx.Rngs(params=key))
+
+    def init(key: jax.Array) -> Any:
+        return nnx.to_pure_dict(nnx.state(build(key)))
+
+    graph, state = nnx.split(nnx.eval_shape(build, jax.random.key(0)))
+    variables = dict(nnx.to_flat_state(state))
+    axes = {"/".join(map(str, path)): variable.axes for path, variable in variables.items()}
+    abstract_params = jax.eval_shape(init, jax.random.key(0))
+    assert flatten(abstract_params).keys() == axes.keys()
+    return Model(
+        graph, abstract_params, axes, init, family.flops_per_token(config, sequence_length)
+    )

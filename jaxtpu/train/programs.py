@@ -1,0 +1,121 @@
+"""The compiled programs of one configuration on one mesh: init, train step, evaluation step."""
+
+import dataclasses
+from typing import Any
+
+import jax
+from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from jaxtpu.config import Config, RunUnits
+from jaxtpu.data.batch import batch_spec
+from jaxtpu.models import Model, make_model
+from jaxtpu.optimizer import make_optimizer
+from jaxtpu.precision import make_precision
+from jaxtpu.sharding import (
+    Rules,
+    Undivided,
+    check_divided,
+    like_parameters,
+    make_rules,
+    parameter_shardings,
+)
+from jaxtpu.train.step import TrainState, make_batch_sums, make_init, make_train_step
+
+
+@dataclasses.dataclass(frozen=True)
+class Programs:
+    """Jitted functions with the abstract arguments that they compile from.
+
+    `programs.train_step.lower(programs.abstract_state, programs.abstract_batch).compile()` needs
+    no array and no device: that is what the planner does.
+
+    Attributes:
+      mesh: devices.
+      rules: sharding rules on the mesh.
+      model: the model without parameters.
+      init: () -> state, created already divided.
+      train_step: (state, batch) -> (state, metrics); the state is donated.
+      eval_step: (params, batch) -> sums over real tokens.
+      abstract_state: `TrainState` of `jax.ShapeDtypeStruct`s with shardings.
+      abstract_batch: dict of `jax.ShapeDtypeStruct`s with shardings.
+      undivided: dimensions that their mesh axis does not divide.
+    """
+
+    mesh: Mesh
+    rules: Rules
+    model: Model
+    init: Any
+    train_step: Any
+    eval_step: Any
+    abstract_state: TrainState
+    abstract_batch: dict[str, jax.ShapeDtypeStruct]
+    undivided: list[Undivided]
+
+    @property
+    def batch_sharding(self) -> NamedSharding:
+        return self.abstract_batch["inputs"].sharding
+
+
+def build_programs(config: Config, mesh: Mesh, units: RunUnits) -> Programs:
+    """Everything derived from the config and the mesh; nothing is compiled or allocated yet.
+
+    Args:
+      config: finalized.
+      mesh: real, emulated or compile-only devices.
+      units: length of the run.
+
+    Raises:
+      ConfigError: the model is unknown, or too much of it would be replicated.
+    """
+    precision = make_precision(config.precision)
+    rules = make_rules(config.sharding, mesh)
+    model = make_model(config.model, precision, config.data.sequence_length)
+    optimizer = make_optimizer(config.optimizer, units, model.abstract_params)
+    shardings, undivided = parameter_shardings(rules, model.axes, model.abstract_params)
+    check_divided(rules, model.abstract_params, shardings, config.sharding.max_replicated)
+
+    init = make_init(model, optimizer, config.seed)
+    batch_sums = make_batch_sums(model, rules, config.loss, config.metrics)
+    step = make_train_step(
+        batch_sums, optimizer, shardings, config.train.microbatches, precision.accumulate
+    )
+    shapes = jax.eval_shape(init)
+    replicated = NamedSharding(mesh, P())
+    state_shardings = TrainState(
+        replicated,
+        shardings,
+        like_parameters(shapes.opt_state, model.abstract_params, shardings, mesh),
+    )
+    abstract_state = _with_shardings(shapes, state_shardings)
+    batch = batch_spec(config.data.batch_size, config.data.sequence_length)
+    batch_shardings = {
+        name: NamedSharding(mesh, rules.spec(("batch", "sequence"), leaf.shape))
+        for name, leaf in batch.items()
+    }
+    return Programs(
+        mesh=mesh,
+        rules=rules,
+        model=model,
+        init=jax.jit(init, out_shardings=state_shardings),
+        train_step=jax.jit(
+            step,
+            in_shardings=(state_shardings, batch_shardings),
+            out_shardings=(state_shardings, replicated),
+            donate_argnums=0,
+        ),
+        eval_step=jax.jit(
+            batch_sums, in_shardings=(shardings, batch_shardings), out_shardings=replicated
+        ),
+        abstract_state=abstract_state,
+        abstract_batch=_with_shardings(batch, batch_shardings),
+        undivided=undivided,
+    )
+
+
+def _with_shardings(shapes: Any, shardings: Any) -> Any:
+    return jax.tree.map(
+        lambda leaf, sharding: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding),
+        shapes,
+        shardings,
+    )

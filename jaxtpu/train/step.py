@@ -1,0 +1,103 @@
+"""The step: one pure function that the loop runs, the planner compiles and the tests compare."""
+
+from typing import Any
+
+import flax.struct
+import jax
+import jax.numpy as jnp
+import optax
+
+from jaxtpu.kernels.cross_entropy import cross_entropy
+from jaxtpu.models import Model
+from jaxtpu.optimizer import Optimizer
+from jaxtpu.sharding import Rules
+
+LOSSES = {"cross_entropy": cross_entropy}
+METRICS = {
+    "accuracy": lambda logits_BTV, targets_BT: jnp.argmax(logits_BTV, axis=-1) == targets_BT,
+}
+
+
+@flax.struct.dataclass
+class TrainState:
+    """All that a step changes.
+
+    Attributes:
+      step: steps done, int32 scalar.
+      params: nested dict of parameters.
+      opt_state: optax state.
+    """
+
+    step: jax.Array
+    params: Any
+    opt_state: Any
+
+
+def make_init(model: Model, optimizer: Optimizer, seed: int):
+    """() -> the state before the first step. The seed alone decides it, whatever the mesh."""
+
+    def init() -> TrainState:
+        params = model.init(jax.random.key(seed))
+        return TrainState(jnp.zeros((), jnp.int32), params, optimizer.init(params))
+
+    return init
+
+
+def make_batch_sums(model: Model, rules: Rules, loss: str, metrics: tuple[str, ...]):
+    """(params, batch) -> sums over the real tokens of a batch: `loss`, each metric, `tokens`."""
+
+    def batch_sums(params: Any, batch: dict[str, jax.Array]) -> dict[str, jax.Array]:
+        with rules.active():
+            logits_BTV = model.apply(params, batch)
+        weights_BT = batch["weights"]
+        each = {"loss": LOSSES[loss](logits_BTV, batch["targets"])}
+        each |= {name: METRICS[name](logits_BTV, batch["targets"]) for name in metrics}
+        sums = {name: jnp.sum(value_BT * weights_BT) for name, value_BT in each.items()}
+        return sums | {"tokens": jnp.sum(weights_BT)}
+
+    return batch_sums
+
+
+def make_train_step(
+    batch_sums, optimizer: Optimizer, param_shardings: Any, microbatches: int, accumulate: jnp.dtype
+):
+    """The function (state, batch) -> (state, metrics).
+
+    The loss is the mean over the real tokens of the whole batch, so k microbatches of any padding
+    give the update of one large batch. `metrics` are float32 scalars on the devices: the means,
+    `tokens`, `grad_norm`, `learning_rate`.
+
+    Args:
+      batch_sums: from `make_batch_sums`.
+      param_shardings: gradients are kept divided as the parameters are.
+      microbatches: parts of the batch that are run one after the other.
+      accumulate: dtype of the gradients summed over microbatches.
+    """
+
+    def gradient_and_sums(params, batch, tokens):
+        def mean_loss(params):
+            sums = batch_sums(params, batch)
+            return sums["loss"] / tokens, sums
+
+        gradient, sums = jax.grad(mean_loss, has_aux=True)(params)
+        gradient = jax.tree.map(lambda g: g.astype(accumulate), gradient)
+        return jax.lax.with_sharding_constraint(gradient, param_shardings), sums
+
+    def train_step(state: TrainState, batch: dict[str, jax.Array]):
+        tokens = jnp.maximum(jnp.sum(batch["weights"]), 1.0)
+        summed = gradient_and_sums
+        if microbatches > 1:
+            rows = batch["inputs"].shape[0] // microbatches
+            summed = optax.microbatching.microbatch(gradient_and_sums, 1, rows)
+        gradient, sums = summed(state.params, batch, tokens)
+        updates, opt_state = optimizer.update(gradient, tokens, state.opt_state, state.params)
+        metrics = {name: total / tokens for name, total in sums.items() if name != "tokens"}
+        metrics |= {
+            "tokens": sums["tokens"],
+            "grad_norm": optax.global_norm(gradient),
+            "learning_rate": jnp.asarray(optimizer.learning_rate(state.step), jnp.float32),
+        }
+        params = optax.apply_updates(state.params, updates)
+        return TrainState(state.step + 1, params, opt_state), metrics
+
+    return train_step
