@@ -57,7 +57,7 @@ def _multi_slice_grid(
     grids = np.stack([_torus_grid(within, by_slice[index]) for index in sorted(by_slice)])
     grids = grids.reshape(*across, *within)
     rank = len(shape)
-    interleaved = [axis for pair in zip(range(rank), range(rank, 2 * rank)) for axis in pair]
+    interleaved = [axis for dim in range(rank) for axis in (dim, dim + rank)]
     return grids.transpose(interleaved).reshape(shape)
 
 

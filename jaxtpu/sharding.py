@@ -229,9 +229,13 @@ def check_divided(rules: Rules, abstract_params: Any, shardings: Any, limit: flo
 def _replicated_error(rules, axis, whole, total, leaves, limit) -> ConfigError:
     largest = sorted(whole, key=whole.get, reverse=True)[:3]
     names = ", ".join(f"{path} {tuple(leaves[path].shape)}" for path in largest)
-    users = [name for name, mesh_axes in rules.table.items() if axis in mesh_axes and name != "batch"]
+    users = [
+        name for name, mesh_axes in rules.table.items() if axis in mesh_axes and name != "batch"
+    ]
     parts = rules.mesh.shape[axis]
-    sizes = sorted({dim for path in largest for dim in leaves[path].shape if dim % parts and dim > 1})
+    sizes = sorted(
+        {dim for path in largest for dim in leaves[path].shape if dim % parts and dim > 1}
+    )
     if not users:
         hint = f"No rule gives it a dimension: set sharding.embed={axis}, for example."
     elif sizes:

@@ -73,9 +73,7 @@ class Attention(nnx.Module):
         self.query = Linear((E, H, D), ("embed", "heads", "head_dim"), precision, rngs=rngs)
         self.key = Linear((E, K, D), key_axes, precision, rngs=rngs)
         self.value = Linear((E, K, D), key_axes, precision, rngs=rngs)
-        self.out = Linear(
-            (H, D, E), ("heads", "head_dim", "embed"), precision, inputs=2, rngs=rngs
-        )
+        self.out = Linear((H, D, E), ("heads", "head_dim", "embed"), precision, inputs=2, rngs=rngs)
         self.theta = config.rope_theta
 
     def __call__(self, x_BTE, segment_ids_BT, positions_BT) -> jax.Array:

@@ -1,0 +1,102 @@
+"""Checkpoints: the state, the step and the data position as one unit, written by Orbax."""
+
+import pathlib
+from typing import Any
+
+import jax
+import orbax.checkpoint as ocp
+from orbax.checkpoint import checkpoint_managers
+
+from jaxtpu.config import CheckpointConfig
+
+BEST_METRIC = "validation_loss"
+
+
+class Checkpoints:
+    """The checkpoints of one run, in `<workdir>/checkpoints`.
+
+    Saving is asynchronous: the caller waits for the copy to the host, not for the disk. An
+    unfinished checkpoint has a temporary name and is never taken for a whole one.
+    """
+
+    def __init__(self, workdir: str, config: CheckpointConfig):
+        self.directory = pathlib.Path(workdir).expanduser().absolute() / "checkpoints"
+        keep: list[Any] = [checkpoint_managers.LatestN(config.keep_last)]
+        if config.keep_best:
+            keep.append(
+                checkpoint_managers.BestN(
+                    get_metric_fn=lambda metrics: metrics[BEST_METRIC],
+                    reverse=True,
+                    n=config.keep_best,
+                    keep_checkpoints_without_metrics=False,
+                )
+            )
+        self._manager = ocp.CheckpointManager(
+            self.directory,
+            options=ocp.CheckpointManagerOptions(
+                preservation_policy=checkpoint_managers.AnyPreservationPolicy(keep),
+                cleanup_tmp_directories=True,
+            ),
+            item_handlers={
+                "state": ocp.StandardCheckpointHandler(),
+                "data": ocp.JsonCheckpointHandler(),
+            },
+        )
+
+    @property
+    def latest_step(self) -> int | None:
+        return self._manager.latest_step()
+
+    @property
+    def kept(self) -> str:
+        """The steps that are kept, as a list to read."""
+        return ", ".join(str(step) for step in sorted(self._manager.all_steps()))
+
+    def save(self, step: int, state: Any, position: dict, validation_loss: float | None) -> None:
+        """Starts to save; waits first for the save before it, and raises if that one failed.
+
+        Args:
+          step: steps done.
+          state: pytree of arrays.
+          position: the data position as JSON values.
+          validation_loss: what the checkpoint is ranked by; None where it was not evaluated.
+        """
+        if step in self._manager.all_steps():
+            return
+        metrics = None if validation_loss is None else {BEST_METRIC: validation_loss}
+        items = ocp.args.Composite(
+            state=ocp.args.StandardSave(state), data=ocp.args.JsonSave(position)
+        )
+        self._manager.save(step, args=items, metrics=metrics)
+
+    def restore(self, abstract_state: Any, step: int | None = None) -> tuple[Any, dict]:
+        """(state, position) of a step (default the latest), laid out as `abstract_state` says,
+        whatever mesh it was saved from."""
+        step = self.latest_step if step is None else step
+        items = ocp.args.Composite(
+            state=ocp.args.StandardRestore(abstract_state), data=ocp.args.JsonRestore()
+        )
+        restored = self._manager.restore(step, args=items)
+        return restored.state, restored.data
+
+    def restore_params(self, abstract_params: Any, step: int | None = None) -> Any:
+        """The parameters alone, without the optimizer state."""
+        step = self.latest_step if step is None else step
+        abstract = {"params": abstract_params}
+        arguments = jax.tree.map(
+            lambda leaf: ocp.ArrayRestoreArgs(sharding=leaf.sharding), abstract
+        )
+        path = self.directory / str(step) / "state"
+        with ocp.PyTreeCheckpointer() as checkpointer:
+            restored = checkpointer.restore(
+                path,
+                ocp.args.PyTreeRestore(abstract, restore_args=arguments, partial_restore=True),
+            )
+        return restored["params"]
+
+    def wait(self) -> None:
+        """Returns when every save that was started is whole on disk; raises if one failed."""
+        self._manager.wait_until_finished()
+
+    def close(self) -> None:
+        self._manager.close()

@@ -1,0 +1,138 @@
+"""The command line: verbs, their options, and errors as one message with an exit code."""
+
+import argparse
+import pathlib
+import shlex
+import sys
+from collections.abc import Callable
+
+from jaxtpu import environment
+from jaxtpu.config import Config, load, split_arguments
+from jaxtpu.config.help import config_help
+from jaxtpu.errors import EXIT_OK, ConfigError, UserError, nearest
+
+_USAGE = """\
+jaxtpu: trains large models on TPU slices with little memory per core.
+
+  python run.py --config=FILE [--config.FIELD=VALUE ...] [--workdir=DIR]
+      Train, or resume the run in DIR (default: runs/<name of the config>).
+      FILE is a Python file with get_config(), FILE:ARG passes it an argument,
+      or the config.json that a run left behind.
+  python run.py generate --workdir=DIR [--prompt=TEXT] [--tokens=N] [--temperature=T] [--seed=N]
+      Write text with the latest checkpoint of a run.
+  python run.py help [config]
+      This text; with `config`, every field of a configuration.
+
+Without an accelerator, CPU devices are emulated (mesh.emulate, 8 by default).
+Exit codes: 0 done, 1 failed, 2 wrong configuration or command line,
+130 or 143 stopped by Ctrl-C or SIGTERM after saving.
+"""
+
+
+def main(argv: list[str]) -> int:
+    """Runs a command line (without the program's name); returns the exit code."""
+    try:
+        return _dispatch(argv)
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return error.exit_code
+    except KeyboardInterrupt:
+        print("\nInterrupted; nothing was saved since the last checkpoint.", file=sys.stderr)
+        return 130
+
+
+def _dispatch(argv: list[str]) -> int:
+    verb, arguments = (
+        (argv[0], argv[1:]) if argv and not argv[0].startswith("-") else ("train", argv)
+    )
+    if verb == "train" and any(word in ("-h", "--help") for word in arguments):
+        verb, arguments = "help", []
+    if verb not in _VERBS:
+        raise ConfigError("run.py", verb, "is not a verb.", nearest(verb, _VERBS))
+    return _VERBS[verb](arguments)
+
+
+def _train(arguments: list[str]) -> int:
+    spec, overrides, rest = split_arguments(arguments)
+    options = _parse(rest, {"--workdir": str})
+    if spec is None:
+        raise ConfigError(
+            "--config", "", "is missing.", "For example: --config=configs/quickstart.py"
+        )
+    config = load(spec, overrides)
+    config.workdir = options["workdir"] or config.workdir
+    environment.prepare(config.mesh.emulate)
+    from jaxtpu import trainer  # imports JAX, which reads what was just prepared
+
+    return trainer.train(config, _command(arguments))
+
+
+def _generate(arguments: list[str]) -> int:
+    kinds = {
+        "--workdir": str,
+        "--prompt": str,
+        "--tokens": int,
+        "--temperature": float,
+        "--seed": int,
+    }
+    options = _parse(arguments, kinds)
+    config = _config_of_run(options["workdir"])
+    environment.prepare(config.mesh.emulate)
+    from jaxtpu import trainer
+
+    text = trainer.generate_from(
+        config,
+        options["prompt"] or "",
+        200 if options["tokens"] is None else options["tokens"],
+        0.7 if options["temperature"] is None else options["temperature"],
+        options["seed"] or 0,
+    )
+    print(text)
+    return EXIT_OK
+
+
+def _config_of_run(workdir: str | None) -> Config:
+    if not workdir:
+        raise ConfigError("--workdir", "", "is missing.", "For example: --workdir=runs/quickstart")
+    path = pathlib.Path(workdir).expanduser() / "config.json"
+    if not path.is_file():
+        known = ", ".join(str(p.parent) for p in sorted(pathlib.Path("runs").glob("*/config.json")))
+        raise ConfigError("--workdir", workdir, "holds no run.", f"There are: {known or 'none'}.")
+    config = load(str(path))
+    config.workdir = workdir
+    return config
+
+
+def _help(arguments: list[str]) -> int:
+    if arguments not in ([], ["config"]):
+        raise ConfigError("run.py help", " ".join(arguments), "is not a topic.", "Use config.")
+    print(config_help() if arguments else _USAGE, end="")
+    return EXIT_OK
+
+
+_VERBS: dict[str, Callable[[list[str]], int]] = {
+    "train": _train,
+    "generate": _generate,
+    "help": _help,
+}
+
+
+def _parse(words: list[str], kinds: dict[str, type]) -> dict:
+    """Options of one verb, by name without dashes; an unknown one is answered with the nearest."""
+    parser = argparse.ArgumentParser(
+        prog="run.py", add_help=False, allow_abbrev=False, exit_on_error=False
+    )
+    for name, kind in kinds.items():
+        parser.add_argument(name, type=kind)
+    try:
+        options, unknown = parser.parse_known_args(words)
+    except argparse.ArgumentError as error:
+        raise ConfigError(str(error.argument_name), "", f"{error.message}.") from None
+    if unknown:
+        name = unknown[0].split("=")[0]
+        raise ConfigError(name, unknown[0], "is not an option here.", nearest(name, kinds))
+    return vars(options)
+
+
+def _command(arguments: list[str]) -> str:
+    return shlex.join(["python", "run.py", *arguments])

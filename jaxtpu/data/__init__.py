@@ -1,0 +1,1 @@
+"""Data: from a source of documents to sharded batches of tokens on the devices."""

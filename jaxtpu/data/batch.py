@@ -1,0 +1,24 @@
+"""What a batch is, from shapes alone: a step can be compiled before any data is read."""
+
+import jax
+
+_DTYPES = {
+    "inputs": "int32",
+    "targets": "int32",
+    "segment_ids": "int32",
+    "positions": "int32",
+    "weights": "float32",
+}
+
+
+def batch_spec(batch_size: int, sequence_length: int) -> dict[str, jax.ShapeDtypeStruct]:
+    """The arrays of one global batch, each [batch_size, sequence_length], without sharding.
+
+    - inputs (int32): token ids that the model reads.
+    - targets (int32): token ids that it predicts; the token after `inputs` in the stream.
+    - segment_ids (int32): 1, 2, ... for the documents of a row, in order; 0 for padding.
+    - positions (int32): position in the segment, from 0 at the segment's first token in the row.
+    - weights (float32): 1 for a target that counts, 0 for padding.
+    """
+    shape = (batch_size, sequence_length)
+    return {name: jax.ShapeDtypeStruct(shape, dtype) for name, dtype in _DTYPES.items()}

@@ -1,0 +1,189 @@
+"""Where documents come from: one class per kind of source, found by the name in the config."""
+
+import difflib
+import pathlib
+from collections.abc import Callable, Iterator
+from typing import Any, Protocol
+
+from jaxtpu.data.progress import told_if_slow
+from jaxtpu.errors import ConfigError, UserError, nearest
+
+
+class Source(Protocol):
+    """A set of documents in splits.
+
+    Attributes:
+      version: changes whenever the documents can have changed.
+    """
+
+    version: str
+
+    def documents(self, split: str, split_field: str) -> Iterator[str | bytes]:
+        """The documents of `split`, in an order that never changes.
+
+        Raises:
+          ConfigError: the split does not exist or is empty; names the field `split_field`.
+        """
+        ...
+
+
+def open_source(source: str, directory: str, text_field: str = "text") -> Source:
+    """The source called `source` in the configuration; reads no documents yet.
+
+    Args:
+      source: `KIND` or `KIND:NAME`: `python_corpus`, or `tfds:NAME` with NAME registered in
+        TensorFlow Datasets (also `NAME/CONFIG` and `NAME:VERSION`), or prepared already.
+      directory: holds prepared data, in its folder `tfds`.
+      text_field: the feature that holds the text.
+
+    Raises:
+      ConfigError: there is no such source (`data.source`), or it has no such text feature
+        (`data.text_field`).
+    """
+    kind, _, name = source.partition(":")
+    if kind not in SOURCE_KINDS:
+        raise ConfigError("data.source", source, "there is no such source.", _suggestion(source))
+    return SOURCE_KINDS[kind](source, name, pathlib.Path(directory).expanduser(), text_field)
+
+
+def documents(
+    source: str,
+    split: str,
+    directory: str,
+    *,
+    text_field: str = "text",
+    split_field: str = "data.train_split",
+) -> Iterator[str | bytes]:
+    """The documents of one split, in an order that never changes.
+
+    Args:
+      source: see `open_source`, also for `directory` and `text_field`.
+      split: name of a split, or a part of one as TFDS writes it: `train[:10%]`.
+      split_field: the field of the configuration that an error about the split names.
+
+    Raises:
+      ConfigError: see `open_source`; the split does not exist or is empty.
+      UserError: the data set cannot be prepared, for example for want of a network.
+    """
+    return open_source(source, directory, text_field).documents(split, split_field)
+
+
+def _open_python_corpus(
+    source: str, name: str, directory: pathlib.Path, text_field: str
+) -> "TfdsSource":
+    from jaxtpu.data.python_corpus import PythonCorpus
+
+    if name:
+        raise ConfigError("data.source", source, "takes no name.", "Use python_corpus.")
+    return TfdsSource(source, PythonCorpus(data_dir=str(directory / "tfds")), text_field)
+
+
+def _open_tfds(source: str, name: str, directory: pathlib.Path, text_field: str) -> "TfdsSource":
+    from jaxtpu.data.quiet_tensorflow import import_tfds
+
+    tfds = import_tfds()
+    # A namespace (`huggingface:NAME`) would be looked up on the network. A version is a number.
+    head, _, tail = name.partition(":")
+    if tail and not tail[0].isdigit():
+        raise ConfigError(
+            "data.source", source, "data sets in a namespace are not read.", _suggestion(head)
+        )
+    try:
+        builder = tfds.builder(name, data_dir=str(directory / "tfds"))
+    except tfds.core.DatasetNotFoundError:
+        registered = [f"tfds:{n}" for n in tfds.list_builders(with_community_datasets=False)]
+        raise ConfigError(
+            "data.source", source, "TFDS knows no such data set.", _suggestion(source, registered)
+        ) from None
+    except (ValueError, AssertionError, TypeError, ImportError) as error:
+        # Raised for an unknown config or version, or a package that the data set needs.
+        problem = str(error).strip().splitlines()[0]
+        raise ConfigError("data.source", source, f"TFDS cannot open it: {problem}") from error
+    return TfdsSource(source, builder, text_field)
+
+
+# Opens a source: (source, name, directory, text_field) -> Source.
+SOURCE_KINDS: dict[str, Callable[[str, str, pathlib.Path, str], Source]] = {
+    "python_corpus": _open_python_corpus,
+    "tfds": _open_tfds,
+}
+
+
+class TfdsSource:
+    """The documents of a TFDS builder, prepared on first use."""
+
+    def __init__(self, source: str, builder: Any, text_field: str):
+        texts = _text_features(builder)
+        if text_field not in texts:
+            suggestion = nearest(text_field, texts) if texts else "Choose another data.source."
+            problem = f"{source} has no text feature of that name."
+            raise ConfigError("data.text_field", text_field, problem, suggestion)
+        self._source, self._builder, self._text_field = source, builder, text_field
+        self.version = builder.info.full_name
+
+    def documents(self, split: str, split_field: str) -> Iterator[bytes]:
+        """See `Source.documents`.
+
+        Raises:
+          UserError: the data set cannot be prepared.
+        """
+        from jaxtpu.data.quiet_tensorflow import import_tfds, silenced
+
+        tfds = import_tfds()
+        self._prepare()
+        splits = self._builder.info.splits
+        try:
+            num_examples = splits[split].num_examples
+        except (KeyError, ValueError):
+            problem = f"{self._source} has no such split."
+            raise ConfigError(split_field, split, problem, nearest(split, splits)) from None
+        if num_examples == 0:
+            filled = [name for name, info in splits.items() if info.num_examples]
+            suggestion = f"Choose from: {', '.join(filled)}."
+            raise ConfigError(split_field, split, f"is empty in {self._source}.", suggestion)
+        with silenced():
+            dataset = self._builder.as_dataset(
+                split=split,
+                shuffle_files=False,
+                decoders=tfds.decode.PartialDecoding({self._text_field: True}),
+                # A cache in memory is of no use for one pass, and warns where that is cut short.
+                read_config=tfds.ReadConfig(try_autocache=False),
+            )
+        return (example[self._text_field] for example in dataset.as_numpy_iterator())
+
+    def _prepare(self) -> None:
+        from jaxtpu.data.quiet_tensorflow import silenced
+
+        builder = self._builder
+        try:
+            if not self._is_prepared():
+                with told_if_slow(f"Preparing {self._source} in {builder.data_dir}"), silenced():
+                    builder.download_and_prepare()
+        except Exception as error:
+            # Where it is prepared now, another process was faster, and this one in its way.
+            if not self._is_prepared():
+                raise UserError(
+                    f"data.source={self._source!r}: TFDS could not prepare it in "
+                    f"{builder.data_dir}: {type(error).__name__}: {error}"
+                ) from error
+        if not builder.info.splits:  # another process prepared it since the builder was made
+            builder.info.read_from_directory(builder.data_dir)
+
+    def _is_prepared(self) -> bool:
+        # TFDS warns of a folder that does not exist.
+        return self._builder.data_path.exists() and self._builder.is_prepared()
+
+
+def _text_features(builder: Any) -> list[str]:
+    """Names of the features that hold one text per example."""
+    features = builder.info.features
+    if not hasattr(features, "items"):
+        return []
+    return [n for n, f in features.items() if type(f).__name__ == "Text" and f.shape == ()]
+
+
+def _suggestion(source: str, registered: list[str] = ()) -> str:
+    near = difflib.get_close_matches(source, [*registered, "python_corpus"], n=1, cutoff=0.5)
+    if near:
+        return f"Did you mean {near[0]!r}?"
+    return "Use python_corpus, or tfds:NAME with a NAME of tensorflow_datasets.list_builders()."

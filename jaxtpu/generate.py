@@ -1,0 +1,82 @@
+"""Sampling text from a trained model, by a full forward pass for each token."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxtpu.data.tokenizer import Tokenizer
+from jaxtpu.errors import ConfigError
+from jaxtpu.train.programs import Programs
+
+
+def make_sampler(programs: Programs, length: int):
+    """The jitted (params, tokens_T, start, stop, temperature, key) -> tokens_T.
+
+    Tokens `start` to `stop - 1` are sampled one by one; temperature 0 takes the likeliest.
+
+    Args:
+      length: T, the tokens that the model sees.
+    """
+
+    def sample(params, tokens_T, start, stop, temperature, key):
+        positions_BT = jnp.arange(length, dtype=jnp.int32)[None]
+
+        def next_token(at, tokens_T):
+            batch = {
+                "inputs": tokens_T[None],
+                "segment_ids": jnp.ones_like(positions_BT),
+                "positions": positions_BT,
+            }
+            with programs.rules.active():
+                logits_V = programs.model.apply(params, batch)[0, at - 1]
+            noise_V = jax.random.gumbel(jax.random.fold_in(key, at), logits_V.shape)
+            token = jnp.argmax(logits_V + temperature * noise_V)
+            return tokens_T.at[at].set(token.astype(jnp.int32))
+
+        return jax.lax.fori_loop(start, stop, next_token, tokens_T)
+
+    return jax.jit(sample)
+
+
+def generate(
+    programs: Programs,
+    params: Any,
+    tokenizer: Tokenizer,
+    *,
+    prompt: str,
+    max_tokens: int,
+    length: int,
+    temperature: float = 0.7,
+    seed: int = 0,
+) -> str:
+    """The prompt with what the model makes of it, up to the end of the document.
+
+    Args:
+      prompt: may be empty.
+      max_tokens: tokens to add; fewer where the document ends, or where `length` is full.
+      length: tokens that the model was trained on.
+
+    Raises:
+      ConfigError: the prompt fills `length` already, or a number is out of range.
+    """
+    if max_tokens < 1:
+        raise ConfigError("--tokens", max_tokens, "must be at least 1.", "Use 200.")
+    if temperature < 0:
+        raise ConfigError("--temperature", temperature, "must not be negative.", "Use 0.7.")
+    ids = [tokenizer.document_start, *tokenizer.encode(prompt).tolist()]
+    if len(ids) >= length:
+        raise ConfigError(
+            "--prompt", prompt, f"has {len(ids)} tokens; the model sees {length}.",
+            f"Use at most {length - 1} tokens.",
+        )  # fmt: skip
+    tokens_T = np.zeros(length, np.int32)
+    tokens_T[: len(ids)] = ids
+    stop = min(length, len(ids) + max_tokens)
+    sampler = make_sampler(programs, length)
+    sampled = np.asarray(
+        sampler(params, tokens_T, len(ids), stop, temperature, jax.random.key(seed))
+    )[len(ids) : stop]
+    ends = np.flatnonzero(sampled == tokenizer.document_start)
+    return prompt + tokenizer.decode(sampled[: ends[0]] if ends.size else sampled)

@@ -1,0 +1,128 @@
+"""What a person sees: a progress bar on a terminal, plain lines elsewhere, tables."""
+
+import contextlib
+import sys
+import time
+
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
+from rich.table import Table
+
+_PLAIN_WIDTH = 110
+
+
+def make_console() -> Console:
+    """Standard output; plain text of a fixed width where that is not a terminal."""
+    terminal = sys.stdout.isatty()
+    return Console(
+        width=None if terminal else _PLAIN_WIDTH, highlight=False, soft_wrap=not terminal
+    )
+
+
+def table(console: Console, title: str, rows: list[tuple[str, str]]) -> None:
+    """Prints (what, value) rows under a title."""
+    grid = Table(title=title, show_header=False, title_justify="left", box=None, pad_edge=False)
+    grid.add_column(style="bold", no_wrap=True)
+    grid.add_column(overflow="fold")
+    for name, value in rows:
+        grid.add_row(name, value)
+    console.print()
+    console.print(grid, markup=False)
+
+
+@contextlib.contextmanager
+def busy(console: Console, what: str):
+    """A spinner on a terminal while something takes long; the time it took, afterwards."""
+    start = time.perf_counter()
+    status = console.status(f"{what} ...") if console.is_terminal else contextlib.nullcontext()
+    with status:
+        yield
+    console.print(f"{what}: {time.perf_counter() - start:.1f} s", markup=False)
+
+
+class StepDisplay:
+    """Shows training metrics: a bar with the latest numbers, or a line each interval."""
+
+    def __init__(self, console: Console, start: int, steps: int):
+        self._console, self._steps, self._bar = console, steps, None
+        self._start, self._began = start, time.perf_counter()
+        if console.is_terminal:
+            self._bar = Progress(
+                TextColumn("step"),
+                MofNCompleteColumn(),
+                BarColumn(bar_width=20),
+                TimeElapsedColumn(),
+                TextColumn("left"),
+                TimeRemainingColumn(elapsed_when_finished=False),
+                TextColumn("{task.fields[numbers]}"),
+                console=console,
+            )
+            self._task = self._bar.add_task("", total=steps, completed=start, numbers="compiling")
+            self._bar.start()
+
+    def advance(self, step: int) -> None:
+        if self._bar:
+            self._bar.update(self._task, completed=step)
+
+    def show(self, step: int, values: dict[str, float]) -> None:
+        """Metrics of training (`train/...`, `speed/...`, `memory/...`)."""
+        numbers = describe(values)
+        if self._bar:
+            self._bar.update(self._task, completed=step, numbers=numbers)
+        else:
+            done = max(1, step - self._start)
+            left = (time.perf_counter() - self._began) / done * (self._steps - step)
+            line = f"step {step}/{self._steps}  {numbers}  left {duration(left)}"
+            self._console.print(line, markup=False)
+
+    def note(self, text: str) -> None:
+        self._console.print(text, markup=False)
+
+    def close(self) -> None:
+        if self._bar:
+            self._bar.stop()
+
+
+def describe(values: dict[str, float]) -> str:
+    """The numbers of one log interval on one line."""
+    forms = (
+        ("train/loss", "loss {:.4f}"),
+        ("train/bits_per_byte", "bits/byte {:.3f}"),
+        ("train/accuracy", "accuracy {:.3f}"),
+        ("train/grad_norm", "grad {:.2f}"),
+        ("train/learning_rate", "lr {:.1e}"),
+        ("speed/tokens_per_second", "{:,.0f} tok/s"),
+        ("speed/mfu", "MFU {:.1%}"),
+        ("memory/peak_gib", "mem {:.2f} GiB"),
+    )
+    return "  ".join(form.format(values[name]) for name, form in forms if name in values)
+
+
+def duration(seconds: float) -> str:
+    """75 as `1:15`, 4000 as `1:06:40`."""
+    minutes, seconds = divmod(int(seconds + 0.5), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{seconds:02}" if hours else f"{minutes}:{seconds:02}"
+
+
+def count(number: float) -> str:
+    """1234567 as `1.23 M`."""
+    for scale, unit in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if abs(number) >= scale:
+            return f"{number / scale:.3g} {unit}"
+    return f"{number:.3g}"
+
+
+def size(num_bytes: float) -> str:
+    """Bytes in binary units."""
+    for scale, unit in ((2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB")):
+        if num_bytes >= scale:
+            return f"{num_bytes / scale:.2f} {unit}"
+    return f"{num_bytes:.0f} B"

@@ -1,0 +1,167 @@
+"""The start-up table and the closing table: every number derived, and shown."""
+
+import math
+from typing import Any
+
+import jax
+
+from jaxtpu.config import Config, RunUnits
+from jaxtpu.data.tokens import TokenStream
+from jaxtpu.hardware import generation_of
+from jaxtpu.kernels.attention import choose_attention
+from jaxtpu.observe.console import count, size
+from jaxtpu.observe.memory import tree_bytes_per_device
+from jaxtpu.train.programs import Programs
+
+Rows = list[tuple[str, str]]
+
+
+def peak_flops(mesh: jax.sharding.Mesh) -> float | None:
+    """Peak bfloat16 FLOP/s of all devices of the mesh; None where it is not known."""
+    generation = generation_of(mesh.devices.flat[0].device_kind)
+    return generation.peak_flops_bf16 * mesh.size if generation else None
+
+
+def startup_rows(
+    config: Config, programs: Programs, units: RunUnits, stream: TokenStream, start: int
+) -> Rows:
+    """What is about to run.
+
+    Args:
+      start: steps done already.
+    """
+    model, data = config.model, config.data
+    params = programs.abstract_state.params
+    return [
+        ("run", f"{config.name}, in {config.workdir}"),
+        ("devices", _devices(programs.mesh)),
+        ("mesh", " x ".join(f"{axis}={n}" for axis, n in programs.mesh.shape.items())),
+        (
+            "model",
+            f"{model.name}: {model.layers} layers, embed {model.embed}, {model.heads} heads "
+            f"({model.kv_heads} key/value) of {model.head_dim}, mlp {model.mlp}, "
+            f"vocabulary {model.vocab_size}{_padding(params, model.vocab_size)}",
+        ),
+        ("parameters", _parameters(params)),
+        (
+            "optimizer",
+            f"{config.optimizer.name}, {config.optimizer.schedule} from "
+            f"{config.optimizer.learning_rate:g}; state "
+            f"{size(tree_bytes_per_device(programs.abstract_state.opt_state))} a device",
+        ),
+        (
+            "precision",
+            f"{config.precision.params} parameters, {config.precision.compute} compute; "
+            f"softmax, norms and loss float32",
+        ),
+        ("rematerialisation", model.remat),
+        ("attention", "{}: {}".format(*_attention(config, programs))),
+        ("batch", _batch(config, programs)),
+        (
+            "data",
+            f"{data.source}: {stream.num_documents:,} documents, {stream.num_tokens:,} tokens; "
+            f"an epoch is {units.steps_per_epoch:,} steps",
+        ),
+        (
+            "length",
+            f"{units.steps:,} steps, {count(units.steps * units.tokens_per_step)} tokens, "
+            f"{units.steps / units.steps_per_epoch:.2f} epochs"
+            + (f"; {start:,} steps done" if start else ""),
+        ),
+        ("FLOPs", _flops(programs, units)),
+        *[("not divided", str(note)) for note in programs.undivided],
+    ]
+
+
+def _devices(mesh: jax.sharding.Mesh) -> str:
+    device = mesh.devices.flat[0]
+    kind = "emulated on the CPU" if device.platform == "cpu" else device.device_kind
+    return f"{mesh.size} ({kind}), {jax.process_count()} process(es)"
+
+
+def _padding(params: Any, vocab_size: int) -> str:
+    padded = params["embedding"]["table"].shape[0] if "embedding" in params else vocab_size
+    return f" (padded to {padded})" if padded != vocab_size else ""
+
+
+def _parameters(params: Any) -> str:
+    by_dtype: dict[str, int] = {}
+    for leaf in jax.tree.leaves(params):
+        by_dtype[leaf.dtype.name] = by_dtype.get(leaf.dtype.name, 0) + leaf.size
+    total = sum(by_dtype.values())
+    kinds = ", ".join(f"{number:,} {name}" for name, number in by_dtype.items())
+    return f"{count(total)} ({kinds}); {size(tree_bytes_per_device(params))} a device"
+
+
+def _attention(config: Config, programs: Programs) -> tuple[str, str]:
+    device = programs.mesh.devices.flat[0]
+    return choose_attention(config.model.attention, device.device_kind)
+
+
+def _batch(config: Config, programs: Programs) -> str:
+    rows = programs.batch_sharding.shard_shape(programs.abstract_batch["inputs"].shape)[0]
+    micro = config.train.microbatches
+    return (
+        f"{config.data.batch_size} x {config.data.sequence_length} tokens = "
+        f"{config.data.batch_size * config.data.sequence_length:,} a step; {rows} sequences a "
+        f"device in {micro} microbatch{'es' if micro > 1 else ''} of {rows // micro}"
+    )
+
+
+def _flops(programs: Programs, units: RunUnits) -> str:
+    per_token = programs.model.flops_per_token
+    peak = peak_flops(programs.mesh)
+    known = f"peak {peak / 1e12:.4g} TFLOP/s in all" if peak else "no peak known here, so no MFU"
+    return (
+        f"{count(per_token)} a token (6 per weight, 12 L H D T for attention), "
+        f"{count(per_token * units.tokens_per_step)} a step; {known}"
+    )
+
+
+def closing_rows(
+    result: dict[str, float],
+    entropies: tuple[float, float] | None,
+    tokens_per_byte: float,
+    memory: tuple[int, str],
+    places: Rows,
+) -> Rows:
+    """What came of it.
+
+    Args:
+      result: the last training metrics, and `validation/...`.
+      entropies: unigram and bigram entropy of the validation text, bits per byte.
+      tokens_per_byte: of the validation text.
+      memory: bytes, and where that number is from.
+      places: where things are, and commands.
+    """
+    rows = [("training", _loss(result, "train", result.get("train/bits_per_byte")))]
+    if "validation/loss" in result:
+        bits = result["validation/loss"] / math.log(2) * tokens_per_byte
+        rows.append(("validation", _loss(result, "validation", bits)))
+    if entropies:
+        unigram, bigram = entropies
+        rows.append(
+            (
+                "look-up tables",
+                f"{unigram:.3f} bits/byte (unigram), {bigram:.3f} bits/byte (bigram)",
+            )
+        )
+    if "speed/tokens_per_second" in result:
+        mfu = f", MFU {result['speed/mfu']:.1%}" if "speed/mfu" in result else ""
+        rows.append(
+            (
+                "speed",
+                f"{result['speed/tokens_per_second']:,.0f} tokens/s, "
+                f"{result['speed/step_seconds']:.3f} s a step{mfu}; waiting for input "
+                f"{result['speed/input_wait_fraction']:.1%} of the time",
+            )
+        )
+    rows.append(("memory", f"{size(memory[0])} a device ({memory[1]})"))
+    return rows + places
+
+
+def _loss(result: dict[str, float], kind: str, bits: float | None) -> str:
+    text = f"loss {result[f'{kind}/loss']:.4f}, {bits:.3f} bits/byte"
+    if f"{kind}/accuracy" in result:
+        text += f", accuracy {result[f'{kind}/accuracy']:.3f}"
+    return text

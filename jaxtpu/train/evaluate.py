@@ -1,0 +1,34 @@
+"""Evaluation: every example of a split exactly once, on any mesh."""
+
+import collections
+import math
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import jax
+
+
+def evaluate(
+    eval_step: Callable, params: Any, batches: Iterable[dict[str, jax.Array]], max_in_flight: int
+) -> dict[str, float]:
+    """Means over the real tokens of all `batches`, and `tokens`, how many those are.
+
+    Sums are kept per batch on the devices and added up on the host in double precision, so the
+    result does not depend on how examples fall into batches. NaN without any batch.
+    """
+    totals: dict[str, float] = collections.defaultdict(float)
+    in_flight: collections.deque = collections.deque()
+
+    def add_oldest() -> None:
+        for name, value in jax.device_get(in_flight.popleft()).items():
+            totals[name] += float(value)
+
+    for batch in batches:
+        in_flight.append(eval_step(params, batch))
+        if len(in_flight) > max_in_flight:
+            add_oldest()
+    while in_flight:
+        add_oldest()
+    tokens = totals.pop("tokens", 0.0)
+    means = {name: total / tokens if tokens else math.nan for name, total in totals.items()}
+    return {"loss": math.nan} | means | {"tokens": tokens}

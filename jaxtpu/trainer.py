@@ -1,0 +1,342 @@
+"""A run, from a configuration to its results: set up, resume, train, sum up."""
+
+import dataclasses
+import json
+import pathlib
+import time
+from typing import Any
+
+import jax
+from rich.console import Console
+
+from jaxtpu.checkpoint import Checkpoints
+from jaxtpu.config import Config, RunUnits, finalize, leaves, run_units, to_steps
+from jaxtpu.data.entropy import byte_entropies
+from jaxtpu.data.loader import Position, TrainLoader, evaluation_batches
+from jaxtpu.data.token_cache import open_tokens
+from jaxtpu.data.tokenizer import Tokenizer, make_tokenizer
+from jaxtpu.data.tokens import TokenStream
+from jaxtpu.errors import EXIT_OK, ConfigError
+from jaxtpu.generate import generate
+from jaxtpu.mesh import make_mesh
+from jaxtpu.observe import console as screen
+from jaxtpu.observe.log import LogHook, Rates
+from jaxtpu.observe.memory import peak_memory
+from jaxtpu.observe.profile import ProfileHook
+from jaxtpu.observe.tables import closing_rows, peak_flops, startup_rows
+from jaxtpu.observe.writer import MetricWriter
+from jaxtpu.train.evaluate import evaluate
+from jaxtpu.train.loop import Clock, Progress, StopRequest, every, train_loop
+from jaxtpu.train.programs import Programs, build_programs
+
+# A run's folder holds one model on one stream of examples: these fields cannot change under it.
+_FIXED = ("seed", "model.", "data.source", "data.train_split", "data.tokenizer",
+          "data.text_field", "data.sequence_length", "precision.params", "optimizer.name",
+          "optimizer.accumulate_steps")  # fmt: skip
+_FREE = ("model.attention", "model.remat")
+_SAMPLE_PROMPT = "def "
+_SAMPLE_TOKENS = 200
+
+
+@dataclasses.dataclass(frozen=True)
+class Setup:
+    """What training, evaluation and generation have in common.
+
+    Attributes:
+      config: finalized.
+      tokenizer: of the data.
+      stream: training tokens.
+      validation: validation tokens; None without a validation split.
+      units: length of the run.
+      programs: for the devices present.
+    """
+
+    config: Config
+    tokenizer: Tokenizer
+    stream: TokenStream
+    validation: TokenStream | None
+    units: RunUnits
+    programs: Programs
+
+
+def set_up(config: Config) -> Setup:
+    """Checks the configuration, opens the data, derives the programs; compiles nothing.
+
+    Raises:
+      ConfigError: something does not fit together.
+    """
+    tokenizer = make_tokenizer(config.data.tokenizer)
+    sizes = finalize(config, jax.device_count(), tokenizer.vocab_size)
+    stream = _open(config, tokenizer, "train_split")
+    validation = (
+        _open(config, tokenizer, "validation_split") if config.data.validation_split else None
+    )
+    units = run_units(config, stream.examples(config.data.sequence_length))
+    programs = build_programs(config, make_mesh(sizes), units)
+    return Setup(config, tokenizer, stream, validation, units, programs)
+
+
+def _open(config: Config, tokenizer: Tokenizer, split_field: str) -> TokenStream:
+    data = config.data
+    return open_tokens(
+        source=data.source,
+        split=getattr(data, split_field),
+        tokenizer=tokenizer,
+        directory=data.directory,
+        text_field=data.text_field,
+        split_field=f"data.{split_field}",
+    )
+
+
+def train(config: Config, command: str) -> int:
+    """Trains, or resumes, the run in `config.workdir`.
+
+    Args:
+      config: as loaded.
+      command: the command line that started this, for the advice on how to resume.
+
+    Returns:
+      Exit code: 0, or 128 + the signal that stopped the run after its state was saved.
+    """
+    if config.compile_cache:
+        use_compile_cache(config.compile_cache)
+    setup = set_up(config)
+    out = screen.make_console()
+    _claim_workdir(config)
+    checkpoints = Checkpoints(config.workdir, config.checkpoint)
+    start = checkpoints.latest_step or 0
+    rows = startup_rows(config, setup.programs, setup.units, setup.stream, start)
+    screen.table(out, "jaxtpu", rows)
+    if start >= setup.units.steps:
+        _say_finished(out, start, command)
+        checkpoints.close()
+        return EXIT_OK
+    state, position = _first_state(setup, checkpoints, start, out)
+    with screen.busy(out, "compiled the train step"):
+        train_step = setup.programs.train_step.lower(
+            setup.programs.abstract_state, setup.programs.abstract_batch
+        ).compile()
+    run = _Run(setup, checkpoints, start, out)
+    if jax.process_index() == 0:
+        run.writer.text("startup", "\n".join(f"{name}: {value}" for name, value in rows))
+        run.writer.text("config", json.dumps(config.to_dict(), indent=2))
+    state, step, stopped_by = run.train(train_step, state, position)
+    if stopped_by is not None:
+        out.print(f"Stopped by {stopped_by.name} after step {step}; everything is saved.")
+        out.print(f"To resume: {command}", markup=False)
+        return 128 + stopped_by
+    run.close_with_table(train_step, state, command)
+    return EXIT_OK
+
+
+def use_compile_cache(directory: str) -> None:
+    """Compiled programs are kept in `directory`, so that the next start is quick."""
+    folder = pathlib.Path(directory).expanduser()
+    jax.config.update("jax_compilation_cache_dir", str(folder))
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.5)
+    jax.config.update("jax_persistent_cache_min_entry_size_bytes", 0)
+
+
+def _claim_workdir(config: Config) -> None:
+    """Writes the resolved configuration, after checking that the folder is not another run's."""
+    path = pathlib.Path(config.workdir).expanduser() / "config.json"
+    new = {**dict(leaves(config))}
+    if path.exists() and (path.parent / "checkpoints").exists():
+        before = Config()
+        before.update(json.loads(path.read_text()))
+        for name, value in leaves(before):
+            if name.startswith(_FIXED) and name not in _FREE and new[name] != value:
+                raise ConfigError(
+                    name, new[name], f"the run in {config.workdir} has {value!r}.",
+                    "Choose another --workdir, or delete that one.",
+                )  # fmt: skip
+    if jax.process_index() == 0:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps(config.to_dict(), indent=2) + "\n")
+
+
+def _first_state(setup: Setup, checkpoints: Checkpoints, start: int, out: Console):
+    """(state, data position): restored where there is a checkpoint, otherwise new."""
+    if not start:
+        with screen.busy(out, "initialised"):
+            state = jax.block_until_ready(setup.programs.init())
+        return state, Position(0, setup.config.seed)
+    with screen.busy(out, f"restored step {start}"):
+        state, position = checkpoints.restore(setup.programs.abstract_state)
+    return state, Position.from_json(position)
+
+
+def _say_finished(out: Console, steps: int, command: str) -> None:
+    out.print(f"\nThis run is finished: {steps} steps are done.")
+    out.print(f"To train longer: {command} --config.train.steps={2 * steps}", markup=False)
+
+
+class _Run:
+    """The hooks of one process's part of a run, and what they share."""
+
+    def __init__(self, setup: Setup, checkpoints: Checkpoints, start: int, out: Console):
+        self.setup, self.checkpoints, self.start, self.out = setup, checkpoints, start, out
+        self.config = setup.config
+        self.writer = MetricWriter(self.config.workdir, start)
+        self.display = screen.StepDisplay(out, start, setup.units.steps)
+        self.latest: dict[str, float] = {}
+        self.validation_loss: dict[int, float] = {}
+
+    def train(self, train_step: Any, state: Any, position: Position):
+        """(state, steps done, the signal that stopped it or None)."""
+        config, programs = self.config, self.setup.programs
+        loader = TrainLoader(
+            self.setup.stream,
+            batch_size=config.data.batch_size,
+            sequence_length=config.data.sequence_length,
+            seed=config.seed,
+            start=position,
+            sharding=programs.batch_sharding,
+            prefetch=config.data.prefetch,
+        )
+        try:
+            with loader, StopRequest() as stop:
+                state, step = train_loop(
+                    train_step,
+                    state,
+                    loader,
+                    start=self.start,
+                    steps=self.setup.units.steps,
+                    max_in_flight=config.train.max_steps_in_flight,
+                    hooks=self._hooks(loader),
+                    stop=stop,
+                    clock=Clock(),
+                )
+        finally:
+            self.display.close()
+            self.writer.close()
+            self.checkpoints.wait()
+            self.checkpoints.close()
+        return state, step, stop.signal if step < self.setup.units.steps else None
+
+    def _hooks(self, loader: TrainLoader) -> list:
+        train, steps = self.config.train, self._steps
+        per_byte = self.setup.stream.num_tokens / self.setup.stream.num_bytes
+        flops = self.setup.programs.model.flops_per_token
+        rates = Rates(per_byte, flops, peak_flops(self.setup.programs.mesh))
+        log = LogHook(
+            steps("train.log_every", train.log_every),
+            self.start,
+            rates,
+            lambda: loader.wait_seconds,
+            self._log,
+        )
+        hooks = [lambda progress: self.display.advance(progress.step), log]
+        if self.setup.validation is not None:
+            interval = steps("train.evaluate_every", train.evaluate_every)
+            hooks.append(every(interval, self._evaluate))
+        interval = steps("checkpoint.every", self.config.checkpoint.every)
+        hooks.append(every(interval, self._save, when_stopping=True))
+        if profile_at := steps("train.profile_at", train.profile_at):
+            hooks.append(ProfileHook(str(self.writer.tensorboard), profile_at, train.profile_steps))
+        return hooks
+
+    def _steps(self, field: str, value: Any) -> int:
+        return to_steps(field, value, self.setup.units)
+
+    def _log(self, step: int, values: dict[str, float]) -> None:
+        self.latest |= values
+        self.writer.scalars(step, values)
+        self.display.show(step, values)
+
+    def _evaluate(self, progress: Progress) -> None:
+        progress.drain()
+        with progress.clock.pause():
+            started = time.perf_counter()
+            data = self.config.data
+            batches = evaluation_batches(
+                self.setup.validation,
+                batch_size=data.batch_size,
+                sequence_length=data.sequence_length,
+                sharding=self.setup.programs.batch_sharding,
+                max_batches=self.config.train.evaluate_batches or None,
+            )
+            means = evaluate(
+                self.setup.programs.eval_step,
+                progress.state.params,
+                batches,
+                self.config.train.max_steps_in_flight,
+            )
+            values = {f"validation/{name}": value for name, value in means.items()}
+            self.latest |= values
+            self.validation_loss[progress.step] = means["loss"]
+            self.writer.scalars(progress.step, values)
+            seconds = time.perf_counter() - started
+            self.display.note(
+                f"step {progress.step}: validation loss {means['loss']:.4f} over "
+                f"{means['tokens']:,.0f} tokens ({seconds:.1f} s)"
+            )
+
+    def _save(self, progress: Progress) -> None:
+        progress.drain()
+        with progress.clock.pause():
+            self.checkpoints.save(
+                progress.step,
+                progress.state,
+                progress.position.to_json(),
+                self.validation_loss.get(progress.step),
+            )
+
+    def close_with_table(self, train_step: Any, state: Any, command: str) -> None:
+        """Prints the closing table and a sample of what the model writes."""
+        setup, workdir = self.setup, self.config.workdir
+        is_bytes = setup.validation is not None and setup.validation.tokenizer == "bytes"
+        validation = setup.validation or setup.stream
+        places = [
+            ("checkpoints", f"{self.checkpoints.directory} (steps {self.checkpoints.kept})"),
+            ("TensorBoard", f"tensorboard --logdir={self.writer.tensorboard}"),
+            ("metrics", str(self.writer.path)),
+            ("train longer", f"{command} --config.train.steps={2 * setup.units.steps}"),
+            ("generate", f'python run.py generate --workdir={workdir} --prompt="{_SAMPLE_PROMPT}"'),
+        ]
+        rows = closing_rows(
+            self.latest,
+            byte_entropies(setup.validation) if is_bytes else None,
+            validation.num_tokens / validation.num_bytes,
+            peak_memory(train_step, list(setup.programs.mesh.local_devices)),
+            places,
+        )
+        screen.table(self.out, f"{self.config.name}: {setup.units.steps} steps", rows)
+        room = self.config.data.sequence_length - len(_SAMPLE_PROMPT) - 1
+        if room > 0:
+            text = generate(
+                setup.programs,
+                state.params,
+                setup.tokenizer,
+                prompt=_SAMPLE_PROMPT,
+                max_tokens=min(_SAMPLE_TOKENS, room),
+                length=self.config.data.sequence_length,
+            )
+            self.out.print("\na sample:", style="bold")
+            self.out.print(text, markup=False)
+
+
+def generate_from(config: Config, prompt: str, tokens: int, temperature: float, seed: int) -> str:
+    """Text from the latest checkpoint of the run in `config.workdir`.
+
+    Raises:
+      ConfigError: there is no checkpoint, or an argument is out of range.
+    """
+    setup = set_up(config)
+    checkpoints = Checkpoints(config.workdir, config.checkpoint)
+    if checkpoints.latest_step is None:
+        raise ConfigError(
+            "--workdir", config.workdir, "holds no checkpoint.", "Train first, then generate."
+        )
+    params = checkpoints.restore_params(setup.programs.abstract_state.params)
+    checkpoints.close()
+    return generate(
+        setup.programs,
+        params,
+        setup.tokenizer,
+        prompt=prompt,
+        max_tokens=tokens,
+        length=config.data.sequence_length,
+        temperature=temperature,
+        seed=seed,
+    )
