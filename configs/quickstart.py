@@ -23,4 +23,6 @@ def get_config() -> Config:
     config.data.sequence_length = 256
     config.optimizer.learning_rate = 3e-3
     config.train.steps = 300
+    config.train.evaluate_every = "50%"
+    config.checkpoint.every = "25%"
     return config

@@ -63,12 +63,12 @@ def make_schedule(config: OptimizerConfig, units: RunUnits) -> optax.Schedule:
             f"Use at most {max(0, total - decay - 1)}.",
         )  # fmt: skip
     rest = max(1, total - warmup)
-    last = peak * config.final_fraction
+    last, first = peak * config.final_fraction, max(1, warmup)
     after = {
         "cosine": lambda: optax.cosine_decay_schedule(peak, rest, config.final_fraction),
         "linear": lambda: optax.linear_schedule(peak, last, rest),
         "constant": lambda: optax.constant_schedule(peak),
-        "rsqrt": lambda: lambda count: peak * jnp.sqrt(max(1, warmup) / (count + max(1, warmup))),
+        "rsqrt": lambda: lambda count: peak * jnp.sqrt(first / jnp.maximum(count + first, first)),
         "wsd": lambda: optax.join_schedules(
             [optax.constant_schedule(peak), optax.linear_schedule(peak, last, max(1, decay))],
             [rest - decay],

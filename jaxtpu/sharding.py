@@ -204,8 +204,13 @@ def _reduced_spec(shape: tuple[int, ...], full: tuple[int, ...], sharding: Named
     return P()
 
 
-def check_divided(rules: Rules, abstract_params: Any, shardings: Any, limit: float) -> None:
+def check_divided(
+    rules: Rules, axes: dict[str, LogicalAxes], abstract_params: Any, shardings: Any, limit: float
+) -> None:
     """Fails when a mesh axis that should divide the parameters leaves too much of them undivided.
+
+    Args:
+      axes: logical axes by path.
 
     Raises:
       ConfigError: more than `limit` of the parameter bytes is not divided by fsdp, expert or
@@ -214,36 +219,41 @@ def check_divided(rules: Rules, abstract_params: Any, shardings: Any, limit: flo
     leaves = flatten(abstract_params)
     specs = {path: sharding.spec for path, sharding in flatten(shardings).items()}
     total = sum(leaf.size * leaf.dtype.itemsize for leaf in leaves.values())
-    for axis in _PARAMETER_AXES:
-        if rules.mesh.shape[axis] == 1:
+    for mesh_axis in _PARAMETER_AXES:
+        if rules.mesh.shape[mesh_axis] == 1:
             continue
         whole = {
             path: leaf.size * leaf.dtype.itemsize
             for path, leaf in leaves.items()
-            if not any(axis in _as_tuple(entry) for entry in specs[path])
+            if not any(mesh_axis in _as_tuple(entry) for entry in specs[path])
         }
         if sum(whole.values()) > limit * total:
-            raise _replicated_error(rules, axis, whole, total, leaves, limit)
+            largest = sorted(whole, key=whole.get, reverse=True)[:3]
+            names = ", ".join(f"{path} {tuple(leaves[path].shape)}" for path in largest)
+            raise ConfigError(
+                f"mesh.{mesh_axis}", rules.mesh.shape[mesh_axis],
+                f"{sum(whole.values()) / total:.0%} of the parameter bytes is not divided by it "
+                f"(limit sharding.max_replicated={limit:.0%}): {names}.",
+                _how_to_divide(rules, mesh_axis, [(axes[p], leaves[p].shape) for p in largest]),
+            )  # fmt: skip
 
 
-def _replicated_error(rules, axis, whole, total, leaves, limit) -> ConfigError:
-    largest = sorted(whole, key=whole.get, reverse=True)[:3]
-    names = ", ".join(f"{path} {tuple(leaves[path].shape)}" for path in largest)
-    users = [
-        name for name, mesh_axes in rules.table.items() if axis in mesh_axes and name != "batch"
-    ]
-    parts = rules.mesh.shape[axis]
-    sizes = sorted(
-        {dim for path in largest for dim in leaves[path].shape if dim % parts and dim > 1}
+def _how_to_divide(
+    rules: Rules, mesh_axis: str, arrays: list[tuple[LogicalAxes, tuple[int, ...]]]
+) -> str:
+    """What would let `mesh_axis` divide `arrays`, given as (logical axes, shape)."""
+    parts = rules.mesh.shape[mesh_axis]
+    names = [name for name, mesh_axes in rules.table.items() if mesh_axis in mesh_axes]
+    names = [name for name in names if name not in ("batch", "sequence")]
+    if not names:
+        return f"No rule gives it a dimension: set sharding.embed={mesh_axis}, for example."
+    for axes, shape in arrays:
+        for name, size in zip(axes, shape, strict=True):
+            if name in names and size % parts:
+                return (
+                    f"{name}={size} cannot be divided by {parts}. {nearest_multiples(size, parts)}"
+                )
+    return (
+        f"They have no dimension called {' or '.join(names)}: use mesh.{mesh_axis}=1 and more "
+        f"devices on another axis."
     )
-    if not users:
-        hint = f"No rule gives it a dimension: set sharding.embed={axis}, for example."
-    elif sizes:
-        hint = f"It does not divide {sizes[-1]}: {nearest_multiples(sizes[-1], parts).lower()}"
-    else:
-        hint = f"This model has no dimension of {', '.join(users)}: use mesh.{axis}=1 and more of fsdp."
-    return ConfigError(
-        f"mesh.{axis}", parts,
-        f"{sum(whole.values()) / total:.0%} of the parameter bytes is not divided by it "
-        f"(limit sharding.max_replicated={limit:.0%}): {names}.", hint,
-    )  # fmt: skip

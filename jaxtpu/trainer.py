@@ -179,6 +179,7 @@ class _Run:
         self.config = setup.config
         self.writer = MetricWriter(self.config.workdir, start)
         self.display = screen.StepDisplay(out, start, setup.units.steps)
+        self.log: LogHook | None = None
         self.latest: dict[str, float] = {}
         self.validation_loss: dict[int, float] = {}
 
@@ -219,14 +220,14 @@ class _Run:
         per_byte = self.setup.stream.num_tokens / self.setup.stream.num_bytes
         flops = self.setup.programs.model.flops_per_token
         rates = Rates(per_byte, flops, peak_flops(self.setup.programs.mesh))
-        log = LogHook(
+        self.log = LogHook(
             steps("train.log_every", train.log_every),
             self.start,
             rates,
             lambda: loader.wait_seconds,
             self._log,
         )
-        hooks = [lambda progress: self.display.advance(progress.step), log]
+        hooks = [lambda progress: self.display.advance(progress.step), self.log]
         if self.setup.validation is not None:
             interval = steps("train.evaluate_every", train.evaluate_every)
             hooks.append(every(interval, self._evaluate))
@@ -246,6 +247,7 @@ class _Run:
 
     def _evaluate(self, progress: Progress) -> None:
         progress.drain()
+        self.log.flush(progress)
         with progress.clock.pause():
             started = time.perf_counter()
             data = self.config.data

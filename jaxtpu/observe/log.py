@@ -62,6 +62,10 @@ class LogHook:
         if progress.step % self._interval == 0 or ending:
             self._closed.append(self._open)
             self._open = _Interval(progress.step, progress.step, [])
+        self.flush(progress)
+
+    def flush(self, progress: Progress) -> None:
+        """Emits the intervals whose steps are all known to be finished."""
         while self._closed and self._closed[0].last <= progress.clock.completed_step:
             self._write(self._closed.popleft(), progress)
 

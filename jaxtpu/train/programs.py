@@ -73,7 +73,9 @@ def build_programs(config: Config, mesh: Mesh, units: RunUnits) -> Programs:
     model = make_model(config.model, precision, config.data.sequence_length)
     optimizer = make_optimizer(config.optimizer, units, model.abstract_params)
     shardings, undivided = parameter_shardings(rules, model.axes, model.abstract_params)
-    check_divided(rules, model.abstract_params, shardings, config.sharding.max_replicated)
+    check_divided(
+        rules, model.axes, model.abstract_params, shardings, config.sharding.max_replicated
+    )
 
     init = make_init(model, optimizer, config.seed)
     batch_sums = make_batch_sums(model, rules, config.loss, config.metrics)

@@ -94,7 +94,7 @@ def make_train_step(
         metrics = {name: total / tokens for name, total in sums.items() if name != "tokens"}
         metrics |= {
             "tokens": sums["tokens"],
-            "grad_norm": optax.global_norm(gradient),
+            "grad_norm": optax.tree.norm(gradient),
             "learning_rate": jnp.asarray(optimizer.learning_rate(state.step), jnp.float32),
         }
         params = optax.apply_updates(state.params, updates)

@@ -1,0 +1,153 @@
+"""Whole runs through the command line: stop, resume, repeat, generate."""
+
+import json
+import pathlib
+import re
+import signal
+
+import jax
+import numpy as np
+import pytest
+
+from jaxtpu import cli
+from jaxtpu.checkpoint import Checkpoints
+from jaxtpu.config import CheckpointConfig
+from jaxtpu.observe.console import StepDisplay
+from tests.tiny import programs_on
+
+CONFIG = f"--config={pathlib.Path(__file__).parent / 'configs' / 'tiny.py'}"
+
+
+def run(workdir, *words: str) -> int:
+    return cli.main([CONFIG, f"--workdir={workdir}", *words])
+
+
+def losses(workdir) -> dict[int, float]:
+    lines = [json.loads(line) for line in (workdir / "metrics.jsonl").read_text().splitlines()]
+    return {line["step"]: line["train/loss"] for line in lines if "train/loss" in line}
+
+
+@pytest.fixture
+def stop_at(monkeypatch):
+    """Sends this process a signal while a given step is shown."""
+    original = StepDisplay.advance
+
+    def arm(step: int, number: signal.Signals) -> None:
+        def advance(self, at: int) -> None:
+            original(self, at)
+            if at == step:
+                signal.raise_signal(number)
+
+        monkeypatch.setattr(StepDisplay, "advance", advance)
+
+    yield arm
+    monkeypatch.undo()
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(tmp_path_factory):
+    """(workdir, what was printed) of a run of 20 steps."""
+    workdir = tmp_path_factory.mktemp("uninterrupted")
+    assert run(workdir) == 0
+    return workdir
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT], ids=["SIGTERM", "Ctrl-C"])
+def test_a_run_stopped_at_step_7_resumes_bit_for_bit(
+    number, uninterrupted, tmp_path, stop_at, capsys, monkeypatch
+):
+    stop_at(6, number)  # noticed after the step that follows
+    assert run(tmp_path) == 128 + number
+    printed = capsys.readouterr().out
+    assert f"Stopped by {number.name} after step 7; everything is saved." in printed
+    assert f"To resume: python run.py {CONFIG} --workdir={tmp_path}" in printed
+    assert list(losses(tmp_path)) == [1, 2, 3, 4, 5, 6, 7]
+    monkeypatch.undo()
+    assert run(tmp_path) == 0
+    assert "restored step 7" in capsys.readouterr().out
+    assert losses(tmp_path) == losses(uninterrupted)
+    assert len(losses(tmp_path)) == 20
+
+
+def test_signal_handlers_are_those_of_before(tmp_path, stop_at):
+    before = signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)
+    stop_at(1, signal.SIGTERM)
+    run(tmp_path)
+    assert (signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)) == before
+
+
+def test_a_finished_run_says_so_and_goes_on_when_it_is_made_longer(uninterrupted, capsys):
+    before = losses(uninterrupted)
+    assert run(uninterrupted) == 0
+    printed = capsys.readouterr().out
+    assert "This run is finished" in printed
+    assert "--config.train.steps=40" in printed
+    assert losses(uninterrupted) == before
+
+
+def test_a_run_can_be_repeated_from_the_config_that_it_wrote(uninterrupted, tmp_path):
+    words = [f"--config={uninterrupted / 'config.json'}", f"--workdir={tmp_path}"]
+    assert cli.main([*words, "--config.train.steps=20"]) == 0
+    assert losses(tmp_path) == losses(uninterrupted)
+
+
+def test_another_model_does_not_enter_the_folder(uninterrupted, capsys):
+    saved = (uninterrupted / "config.json").read_text()
+    assert run(uninterrupted, "--config.model.mlp=128") == 2
+    error = capsys.readouterr().err
+    assert error.startswith("error: model.mlp=128: ") and "64" in error
+    assert (uninterrupted / "config.json").read_text() == saved
+
+
+def test_generate_writes_text_from_the_checkpoint(uninterrupted, capsys):
+    words = ["generate", f"--workdir={uninterrupted}", "--prompt=def ", "--tokens=5"]
+    assert cli.main(words) == 0
+    first = capsys.readouterr().out
+    assert first.startswith("def ")
+    assert cli.main(words) == 0
+    assert capsys.readouterr().out == first
+    assert cli.main([*words[:2], f"--prompt={'x' * 32}"]) == 2
+    assert "at most 31" in capsys.readouterr().err
+
+
+def test_the_closing_table_has_what_a_user_needs(tmp_path, capsys):
+    assert run(tmp_path, "--config.train.steps=3", "--config.metrics=accuracy") == 0
+    printed = capsys.readouterr().out
+    for pattern in (
+        r"mesh +data=2 x fsdp=2 x expert=1 x context=1 x tensor=2",
+        r"training +loss [\d.]+, [\d.]+ bits/byte, accuracy",
+        r"validation +loss [\d.]+, [\d.]+ bits/byte, accuracy",
+        r"look-up tables +[\d.]+ bits/byte \(unigram\), [\d.]+ bits/byte \(bigram\)",
+        r"speed +[\d,]+ tokens/s",
+        r"memory +[\d.]+ \w+ a device",
+        r"generate +python run.py generate --workdir=",
+        r"a sample:",
+    ):
+        assert re.search(pattern, printed), pattern
+    assert list((tmp_path / "tensorboard").glob("events*"))
+
+
+def test_the_last_and_the_best_checkpoints_are_kept(tmp_path):
+    checkpoints = Checkpoints(str(tmp_path), CheckpointConfig())  # the last 2 and the best 1
+    state = {"x": jax.numpy.arange(8.0)}
+    for step, loss in ((1, 3.0), (2, 1.0), (3, None), (4, 2.0), (5, None)):
+        checkpoints.save(step, state, {"examples": step, "seed": 0}, loss)
+    checkpoints.wait()
+    assert checkpoints.kept == "2, 4, 5"
+    checkpoints.close()
+
+
+def test_a_checkpoint_restores_onto_another_mesh(tmp_path):
+    checkpoints = Checkpoints(str(tmp_path), CheckpointConfig())
+    before = programs_on({"fsdp": 8}).init()
+    checkpoints.save(3, before, {"examples": 48, "seed": 0}, None)
+    checkpoints.wait()
+    target = programs_on({"data": 2, "tensor": 4}).abstract_state
+    after, position = checkpoints.restore(target)
+    params = checkpoints.restore_params(target.params)
+    checkpoints.close()
+    assert position == {"examples": 48, "seed": 0}
+    for old, new, wanted in zip(*map(jax.tree.leaves, (before, after, target)), strict=True):
+        assert new.sharding == wanted.sharding
+        np.testing.assert_array_equal(np.asarray(old), np.asarray(new))
+    jax.tree.map(np.testing.assert_array_equal, jax.device_get(params), jax.device_get(after.params))
