@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import pathlib
+import shlex
 import time
 from typing import Any
 
@@ -168,7 +169,13 @@ def _first_state(setup: Setup, checkpoints: Checkpoints, start: int, out: Consol
 
 def _say_finished(out: Console, steps: int, command: str) -> None:
     out.print(f"\nThis run is finished: {steps} steps are done.")
-    out.print(f"To train longer: {command} --config.train.steps={2 * steps}", markup=False)
+    out.print(f"To train longer: {_longer(command, steps)}", markup=False)
+
+
+def _longer(command: str, steps: int) -> str:
+    """The command that trains for twice as many steps."""
+    words = [w for w in shlex.split(command) if not w.startswith("--config.train.steps=")]
+    return shlex.join([*words, f"--config.train.steps={2 * steps}"])
 
 
 class _Run:
@@ -293,7 +300,7 @@ class _Run:
             ("checkpoints", f"{self.checkpoints.directory} (steps {self.checkpoints.kept})"),
             ("TensorBoard", f"tensorboard --logdir={self.writer.tensorboard}"),
             ("metrics", str(self.writer.path)),
-            ("train longer", f"{command} --config.train.steps={2 * setup.units.steps}"),
+            ("train longer", _longer(command, setup.units.steps)),
             ("generate", f'python run.py generate --workdir={workdir} --prompt="{_SAMPLE_PROMPT}"'),
         ]
         rows = closing_rows(

@@ -150,4 +150,6 @@ def test_a_checkpoint_restores_onto_another_mesh(tmp_path):
     for old, new, wanted in zip(*map(jax.tree.leaves, (before, after, target)), strict=True):
         assert new.sharding == wanted.sharding
         np.testing.assert_array_equal(np.asarray(old), np.asarray(new))
-    jax.tree.map(np.testing.assert_array_equal, jax.device_get(params), jax.device_get(after.params))
+    jax.tree.map(
+        np.testing.assert_array_equal, jax.device_get(params), jax.device_get(after.params)
+    )

@@ -14,6 +14,7 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 from rich.table import Table
+from rich.text import Text
 
 _PLAIN_WIDTH = 110
 
@@ -27,14 +28,19 @@ def make_console() -> Console:
 
 
 def table(console: Console, title: str, rows: list[tuple[str, str]]) -> None:
-    """Prints (what, value) rows under a title."""
-    grid = Table(title=title, show_header=False, title_justify="left", box=None, pad_edge=False)
+    """Prints (what, value) rows under a title; a line each where output is not a terminal."""
+    console.print(f"\n{title}", style="bold", markup=False)
+    if not console.is_terminal:
+        width = max(len(name) for name, _ in rows) + 2
+        for name, value in rows:
+            console.print(f"{name:<{width}}{value}", markup=False)
+        return
+    grid = Table(show_header=False, box=None, pad_edge=False)
     grid.add_column(style="bold", no_wrap=True)
     grid.add_column(overflow="fold")
     for name, value in rows:
-        grid.add_row(name, value)
-    console.print()
-    console.print(grid, markup=False)
+        grid.add_row(name, Text(value))
+    console.print(grid)
 
 
 @contextlib.contextmanager
