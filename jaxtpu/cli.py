@@ -78,16 +78,17 @@ def _generate(arguments: list[str]) -> int:
     options = _parse(arguments, kinds)
     config = _config_of_run(options["workdir"])
     environment.prepare(config.mesh.emulate)
-    from jaxtpu import trainer
+    from jaxtpu.generate import generate_from
+    from jaxtpu.observe.console import printable
 
-    text = trainer.generate_from(
+    text = generate_from(
         config,
         options["prompt"] or "",
         200 if options["tokens"] is None else options["tokens"],
         0.7 if options["temperature"] is None else options["temperature"],
         options["seed"] or 0,
     )
-    print(text)
+    print(printable(text))
     return EXIT_OK
 
 

@@ -6,8 +6,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxtpu.checkpoint import Checkpoints
+from jaxtpu.config import Config
 from jaxtpu.data.tokenizer import Tokenizer
 from jaxtpu.errors import ConfigError
+from jaxtpu.setup import set_up
 from jaxtpu.train.programs import Programs
 
 
@@ -80,3 +83,29 @@ def generate(
     )[len(ids) : stop]
     ends = np.flatnonzero(sampled == tokenizer.document_start)
     return prompt + tokenizer.decode(sampled[: ends[0]] if ends.size else sampled)
+
+
+def generate_from(config: Config, prompt: str, tokens: int, temperature: float, seed: int) -> str:
+    """Text from the latest checkpoint of the run in `config.workdir`.
+
+    Raises:
+      ConfigError: there is no checkpoint, or an argument is out of range.
+    """
+    setup = set_up(config)
+    checkpoints = Checkpoints(config.workdir, config.checkpoint)
+    if checkpoints.latest_step is None:
+        raise ConfigError(
+            "--workdir", config.workdir, "holds no checkpoint.", "Train first, then generate."
+        )
+    params = checkpoints.restore_params(setup.programs.abstract_state.params)
+    checkpoints.close()
+    return generate(
+        setup.programs,
+        params,
+        setup.tokenizer,
+        prompt=prompt,
+        max_tokens=tokens,
+        length=config.data.sequence_length,
+        temperature=temperature,
+        seed=seed,
+    )

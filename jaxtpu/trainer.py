@@ -1,8 +1,6 @@
 """A run, from a configuration to its results: set up, resume, train, sum up."""
 
-import dataclasses
 import json
-import pathlib
 import shlex
 import time
 from typing import Any
@@ -11,82 +9,24 @@ import jax
 from rich.console import Console
 
 from jaxtpu.checkpoint import Checkpoints
-from jaxtpu.config import Config, RunUnits, finalize, leaves, run_units, to_steps
+from jaxtpu.config import Config, to_steps
 from jaxtpu.data.entropy import byte_entropies
 from jaxtpu.data.loader import Position, TrainLoader, evaluation_batches
-from jaxtpu.data.token_cache import open_tokens
-from jaxtpu.data.tokenizer import Tokenizer, make_tokenizer
-from jaxtpu.data.tokens import TokenStream
-from jaxtpu.errors import EXIT_OK, ConfigError
+from jaxtpu.errors import EXIT_OK
 from jaxtpu.generate import generate
-from jaxtpu.mesh import make_mesh
+from jaxtpu.mesh import peak_memory_bytes
 from jaxtpu.observe import console as screen
 from jaxtpu.observe.log import LogHook, Rates
 from jaxtpu.observe.memory import peak_memory
 from jaxtpu.observe.profile import ProfileHook
 from jaxtpu.observe.tables import closing_rows, peak_flops, startup_rows
 from jaxtpu.observe.writer import MetricWriter
+from jaxtpu.setup import Setup, claim_workdir, set_up, use_compile_cache
 from jaxtpu.train.evaluate import evaluate
 from jaxtpu.train.loop import Clock, Progress, StopRequest, every, train_loop
-from jaxtpu.train.programs import Programs, build_programs
 
-# A run's folder holds one model on one stream of examples: these fields cannot change under it.
-_FIXED = ("seed", "model.", "data.source", "data.train_split", "data.tokenizer",
-          "data.text_field", "data.sequence_length", "precision.params", "optimizer.name",
-          "optimizer.accumulate_steps")  # fmt: skip
-_FREE = ("model.attention", "model.remat")
 _SAMPLE_PROMPT = "def "
 _SAMPLE_TOKENS = 200
-
-
-@dataclasses.dataclass(frozen=True)
-class Setup:
-    """What training, evaluation and generation have in common.
-
-    Attributes:
-      config: finalized.
-      tokenizer: of the data.
-      stream: training tokens.
-      validation: validation tokens; None without a validation split.
-      units: length of the run.
-      programs: for the devices present.
-    """
-
-    config: Config
-    tokenizer: Tokenizer
-    stream: TokenStream
-    validation: TokenStream | None
-    units: RunUnits
-    programs: Programs
-
-
-def set_up(config: Config) -> Setup:
-    """Checks the configuration, opens the data, derives the programs; compiles nothing.
-
-    Raises:
-      ConfigError: something does not fit together.
-    """
-    tokenizer = make_tokenizer(config.data.tokenizer)
-    sizes = finalize(config, jax.device_count(), tokenizer.vocab_size)
-    stream = _open(config, tokenizer, "train_split")
-    validation = (
-        _open(config, tokenizer, "validation_split") if config.data.validation_split else None
-    )
-    units = run_units(config, stream.examples(config.data.sequence_length))
-    programs = build_programs(config, make_mesh(sizes), units)
-    return Setup(config, tokenizer, stream, validation, units, programs)
-
-
-def _open(config: Config, tokenizer: Tokenizer, split_field: str) -> TokenStream:
-    data = config.data
-    return open_tokens(
-        source=data.source,
-        split=getattr(data, split_field),
-        tokenizer=tokenizer,
-        directory=data.directory,
-        text_field=data.text_field,
-        split_field=f"data.{split_field}",
-    )
 
 
 def train(config: Config, command: str) -> int:
@@ -103,7 +43,7 @@ def train(config: Config, command: str) -> int:
         use_compile_cache(config.compile_cache)
     setup = set_up(config)
     out = screen.make_console()
-    _claim_workdir(config)
+    claim_workdir(config)
     checkpoints = Checkpoints(config.workdir, config.checkpoint)
     start = checkpoints.latest_step or 0
     rows = startup_rows(config, setup.programs, setup.units, setup.stream, start)
@@ -124,36 +64,10 @@ def train(config: Config, command: str) -> int:
     state, step, stopped_by = run.train(train_step, state, position)
     if stopped_by is not None:
         out.print(f"Stopped by {stopped_by.name} after step {step}; everything is saved.")
-        out.print(f"To resume: {command}", markup=False)
+        screen.commands(out, [("To resume", command)])
         return 128 + stopped_by
     run.close_with_table(train_step, state, command)
     return EXIT_OK
-
-
-def use_compile_cache(directory: str) -> None:
-    """Compiled programs are kept in `directory`, so that the next start is quick."""
-    folder = pathlib.Path(directory).expanduser()
-    jax.config.update("jax_compilation_cache_dir", str(folder))
-    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.5)
-    jax.config.update("jax_persistent_cache_min_entry_size_bytes", 0)
-
-
-def _claim_workdir(config: Config) -> None:
-    """Writes the resolved configuration, after checking that the folder is not another run's."""
-    path = pathlib.Path(config.workdir).expanduser() / "config.json"
-    new = {**dict(leaves(config))}
-    if path.exists() and (path.parent / "checkpoints").exists():
-        before = Config()
-        before.update(json.loads(path.read_text()))
-        for name, value in leaves(before):
-            if name.startswith(_FIXED) and name not in _FREE and new[name] != value:
-                raise ConfigError(
-                    name, new[name], f"the run in {config.workdir} has {value!r}.",
-                    "Choose another --workdir, or delete that one.",
-                )  # fmt: skip
-    if jax.process_index() == 0:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps(config.to_dict(), indent=2) + "\n")
 
 
 def _first_state(setup: Setup, checkpoints: Checkpoints, start: int, out: Console):
@@ -169,7 +83,7 @@ def _first_state(setup: Setup, checkpoints: Checkpoints, start: int, out: Consol
 
 def _say_finished(out: Console, steps: int, command: str) -> None:
     out.print(f"\nThis run is finished: {steps} steps are done.")
-    out.print(f"To train longer: {_longer(command, steps)}", markup=False)
+    screen.commands(out, [("To train longer", _longer(command, steps))])
 
 
 def _longer(command: str, steps: int) -> str:
@@ -248,6 +162,9 @@ class _Run:
         return to_steps(field, value, self.setup.units)
 
     def _log(self, step: int, values: dict[str, float]) -> None:
+        peak = peak_memory_bytes(self.setup.programs.mesh.local_devices)
+        if peak is not None:  # emulated devices do not count theirs
+            values["memory/peak_gib"] = peak / 2**30
         self.latest |= values
         self.writer.scalars(step, values)
         self.display.show(step, values)
@@ -300,8 +217,6 @@ class _Run:
             ("checkpoints", f"{self.checkpoints.directory} (steps {self.checkpoints.kept})"),
             ("TensorBoard", f"tensorboard --logdir={self.writer.tensorboard}"),
             ("metrics", str(self.writer.path)),
-            ("train longer", _longer(command, setup.units.steps)),
-            ("generate", f'python run.py generate --workdir={workdir} --prompt="{_SAMPLE_PROMPT}"'),
         ]
         rows = closing_rows(
             self.latest,
@@ -311,6 +226,14 @@ class _Run:
             places,
         )
         screen.table(self.out, f"{self.config.name}: {setup.units.steps} steps", rows)
+        folder = shlex.quote(workdir)
+        screen.commands(
+            self.out,
+            [
+                ("To train longer", _longer(command, setup.units.steps)),
+                ("To generate", f'python run.py generate --workdir={folder} --prompt="def "'),
+            ],
+        )
         room = self.config.data.sequence_length - len(_SAMPLE_PROMPT) - 1
         if room > 0:
             text = generate(
@@ -322,30 +245,4 @@ class _Run:
                 length=self.config.data.sequence_length,
             )
             self.out.print("\na sample:", style="bold")
-            self.out.print(text, markup=False)
-
-
-def generate_from(config: Config, prompt: str, tokens: int, temperature: float, seed: int) -> str:
-    """Text from the latest checkpoint of the run in `config.workdir`.
-
-    Raises:
-      ConfigError: there is no checkpoint, or an argument is out of range.
-    """
-    setup = set_up(config)
-    checkpoints = Checkpoints(config.workdir, config.checkpoint)
-    if checkpoints.latest_step is None:
-        raise ConfigError(
-            "--workdir", config.workdir, "holds no checkpoint.", "Train first, then generate."
-        )
-    params = checkpoints.restore_params(setup.programs.abstract_state.params)
-    checkpoints.close()
-    return generate(
-        setup.programs,
-        params,
-        setup.tokenizer,
-        prompt=prompt,
-        max_tokens=tokens,
-        length=config.data.sequence_length,
-        temperature=temperature,
-        seed=seed,
-    )
+            self.out.print(screen.printable(text), markup=False)

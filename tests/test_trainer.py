@@ -120,7 +120,7 @@ def test_the_closing_table_has_what_a_user_needs(tmp_path, capsys):
         r"look-up tables +[\d.]+ bits/byte \(unigram\), [\d.]+ bits/byte \(bigram\)",
         r"speed +[\d,]+ tokens/s",
         r"memory +[\d.]+ \w+ a device",
-        r"generate +python run.py generate --workdir=",
+        r"To generate: python run.py generate --workdir=",
         r"a sample:",
     ):
         assert re.search(pattern, printed), pattern

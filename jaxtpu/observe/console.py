@@ -4,7 +4,8 @@ import contextlib
 import sys
 import time
 
-from rich.console import Console
+from rich.console import Console, Group
+from rich.live import Live
 from rich.progress import (
     BarColumn,
     MofNCompleteColumn,
@@ -25,6 +26,13 @@ def make_console() -> Console:
     return Console(
         width=None if terminal else _PLAIN_WIDTH, highlight=False, soft_wrap=not terminal
     )
+
+
+def commands(console: Console, rows: list[tuple[str, str]]) -> None:
+    """Prints (what for, command) so that each command can be copied whole."""
+    console.print()
+    for purpose, command in rows:
+        console.print(f"{purpose}: {command}", markup=False, soft_wrap=True)
 
 
 def table(console: Console, title: str, rows: list[tuple[str, str]]) -> None:
@@ -54,11 +62,11 @@ def busy(console: Console, what: str):
 
 
 class StepDisplay:
-    """Shows training metrics: a bar with the latest numbers, or a line each interval."""
+    """Shows training metrics: a bar under the latest numbers, or a line each interval."""
 
     def __init__(self, console: Console, start: int, steps: int):
-        self._console, self._steps, self._bar = console, steps, None
-        self._start, self._began = start, time.perf_counter()
+        self._console, self._start, self._steps = console, start, steps
+        self._began, self._live = time.perf_counter(), None
         if console.is_terminal:
             self._bar = Progress(
                 TextColumn("step"),
@@ -66,34 +74,34 @@ class StepDisplay:
                 BarColumn(bar_width=20),
                 TimeElapsedColumn(),
                 TextColumn("left"),
-                TimeRemainingColumn(elapsed_when_finished=False),
-                TextColumn("{task.fields[numbers]}"),
-                console=console,
+                TimeRemainingColumn(),
             )
-            self._task = self._bar.add_task("", total=steps, completed=start, numbers="compiling")
-            self._bar.start()
+            self._task = self._bar.add_task("", total=steps, completed=start)
+            self._live = Live(self._bar, console=console, refresh_per_second=4)
+            self._live.start()
 
     def advance(self, step: int) -> None:
-        if self._bar:
+        """A step was dispatched."""
+        if self._live:
             self._bar.update(self._task, completed=step)
 
     def show(self, step: int, values: dict[str, float]) -> None:
         """Metrics of training (`train/...`, `speed/...`, `memory/...`)."""
         numbers = describe(values)
-        if self._bar:
-            self._bar.update(self._task, completed=step, numbers=numbers)
-        else:
-            done = max(1, step - self._start)
-            left = (time.perf_counter() - self._began) / done * (self._steps - step)
-            line = f"step {step}/{self._steps}  {numbers}  left {duration(left)}"
-            self._console.print(line, markup=False)
+        if self._live:
+            self._live.update(Group(Text(numbers), self._bar))
+            return
+        done = max(1, step - self._start)
+        left = (time.perf_counter() - self._began) / done * (self._steps - step)
+        self.note(f"step {step}/{self._steps}  {numbers}  left {duration(left)}")
 
     def note(self, text: str) -> None:
+        """A line that stays."""
         self._console.print(text, markup=False)
 
     def close(self) -> None:
-        if self._bar:
-            self._bar.stop()
+        if self._live:
+            self._live.stop()
 
 
 def describe(values: dict[str, float]) -> str:
@@ -132,3 +140,10 @@ def size(num_bytes: float) -> str:
         if num_bytes >= scale:
             return f"{num_bytes / scale:.2f} {unit}"
     return f"{num_bytes:.0f} B"
+
+
+def printable(text: str) -> str:
+    """`text` without control characters, which a model may emit and a terminal would obey."""
+    return "".join(
+        c if c.isprintable() or c in "\n\t" else "\N{REPLACEMENT CHARACTER}" for c in text
+    )

@@ -1,0 +1,97 @@
+"""What every verb starts with: the configuration checked, the data open, the programs derived."""
+
+import dataclasses
+import json
+import pathlib
+
+import jax
+
+from jaxtpu.config import Config, RunUnits, finalize, leaves, run_units
+from jaxtpu.data.token_cache import open_tokens
+from jaxtpu.data.tokenizer import Tokenizer, make_tokenizer
+from jaxtpu.data.tokens import TokenStream
+from jaxtpu.errors import ConfigError
+from jaxtpu.mesh import make_mesh
+from jaxtpu.train.programs import Programs, build_programs
+
+# A run's folder holds one model on one stream of examples: these fields cannot change under it.
+_FIXED = ("seed", "model.", "data.source", "data.train_split", "data.tokenizer",
+          "data.text_field", "data.sequence_length", "precision.params", "optimizer.name",
+          "optimizer.accumulate_steps")  # fmt: skip
+_FREE = ("model.attention", "model.remat")
+
+
+@dataclasses.dataclass(frozen=True)
+class Setup:
+    """What training, evaluation and generation have in common.
+
+    Attributes:
+      config: finalized.
+      tokenizer: of the data.
+      stream: training tokens.
+      validation: validation tokens; None without a validation split.
+      units: length of the run.
+      programs: for the devices present.
+    """
+
+    config: Config
+    tokenizer: Tokenizer
+    stream: TokenStream
+    validation: TokenStream | None
+    units: RunUnits
+    programs: Programs
+
+
+def set_up(config: Config) -> Setup:
+    """Checks the configuration, opens the data, derives the programs; compiles nothing.
+
+    Raises:
+      ConfigError: something does not fit together.
+    """
+    tokenizer = make_tokenizer(config.data.tokenizer)
+    sizes = finalize(config, jax.device_count(), tokenizer.vocab_size)
+    stream = _open(config, tokenizer, "train_split")
+    validation = (
+        _open(config, tokenizer, "validation_split") if config.data.validation_split else None
+    )
+    units = run_units(config, stream.examples(config.data.sequence_length))
+    programs = build_programs(config, make_mesh(sizes), units)
+    return Setup(config, tokenizer, stream, validation, units, programs)
+
+
+def _open(config: Config, tokenizer: Tokenizer, split_field: str) -> TokenStream:
+    data = config.data
+    return open_tokens(
+        source=data.source,
+        split=getattr(data, split_field),
+        tokenizer=tokenizer,
+        directory=data.directory,
+        text_field=data.text_field,
+        split_field=f"data.{split_field}",
+    )
+
+
+def use_compile_cache(directory: str) -> None:
+    """Compiled programs are kept in `directory`, so that the next start is quick."""
+    folder = pathlib.Path(directory).expanduser()
+    jax.config.update("jax_compilation_cache_dir", str(folder))
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.5)
+    jax.config.update("jax_persistent_cache_min_entry_size_bytes", 0)
+
+
+def claim_workdir(config: Config) -> None:
+    """Writes the resolved configuration, after checking that the folder is not another run's."""
+    path = pathlib.Path(config.workdir).expanduser() / "config.json"
+    new = {**dict(leaves(config))}
+    if path.exists() and (path.parent / "checkpoints").exists():
+        before = Config()
+        before.update(json.loads(path.read_text()))
+        for name, value in leaves(before):
+            if name.startswith(_FIXED) and name not in _FREE and new[name] != value:
+                raise ConfigError(
+                    name, new[name], f"the run in {config.workdir} has {value!r}.",
+                    "Choose another --workdir, or delete that one.",
+                )  # fmt: skip
+    if jax.process_index() == 0:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps(config.to_dict(), indent=2) + "\n")
