@@ -13,7 +13,7 @@ def choose_attention(name: str, device_kind: str) -> tuple[str, str]:
     """(implementation, why) for the config's `model.attention` on a kind of device."""
     if name != "auto":
         return name, "set in the config"
-    return "xla", f"the one implementation there is, on {device_kind} as elsewhere"
+    return "xla", f"plain attention, the one implementation so far ({device_kind} has no other)"
 
 
 def xla_attention(

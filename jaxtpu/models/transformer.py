@@ -10,6 +10,7 @@ from flax import nnx
 
 from jaxtpu.config import ModelConfig
 from jaxtpu.kernels.attention import xla_attention
+from jaxtpu.models.module import Module
 from jaxtpu.precision import Precision
 from jaxtpu.sharding import constrain
 
@@ -25,7 +26,7 @@ def padded_vocabulary(config: ModelConfig) -> int:
     return -(-config.vocab_size // config.vocab_multiple) * config.vocab_multiple
 
 
-class Linear(nnx.Module):
+class Linear(Module):
     """A product over the first `inputs` dimensions of the kernel, without bias."""
 
     def __init__(self, shape, axes, precision: Precision, *, inputs: int = 1, rngs: nnx.Rngs):
@@ -41,7 +42,7 @@ class Linear(nnx.Module):
         return jnp.tensordot(x, kernel, self.inputs)
 
 
-class RMSNorm(nnx.Module):
+class RMSNorm(Module):
     """Root mean square normalisation (arXiv:1910.07467), computed in float32."""
 
     def __init__(self, config: ModelConfig, precision: Precision):
@@ -66,7 +67,7 @@ def rotate(x_BTHD: jax.Array, positions_BT: jax.Array, theta: float) -> jax.Arra
     return turned.astype(x_BTHD.dtype)
 
 
-class Attention(nnx.Module):
+class Attention(Module):
     def __init__(self, config: ModelConfig, precision: Precision, *, rngs: nnx.Rngs):
         E, H, K, D = config.embed, config.heads, config.kv_heads, config.head_dim
         key_axes = ("embed", "kv_heads", "head_dim")
@@ -86,7 +87,7 @@ class Attention(nnx.Module):
         return self.out(constrain(mixed_BTHD, "batch", "sequence", "heads", "head_dim"))
 
 
-class MLP(nnx.Module):
+class MLP(Module):
     """SwiGLU (arXiv:2002.05202)."""
 
     def __init__(self, config: ModelConfig, precision: Precision, *, rngs: nnx.Rngs):
@@ -100,7 +101,7 @@ class MLP(nnx.Module):
         return self.down(constrain(hidden_BTF, "batch", "sequence", "mlp"))
 
 
-class Layer(nnx.Module):
+class Layer(Module):
     def __init__(self, config: ModelConfig, precision: Precision, *, rngs: nnx.Rngs):
         self.attention_norm = RMSNorm(config, precision)
         self.attention = Attention(config, precision, rngs=rngs)
@@ -114,7 +115,7 @@ class Layer(nnx.Module):
         return constrain(x_BTE, "batch", "sequence", "embed")
 
 
-class Decoder(nnx.Module):
+class Decoder(Module):
     """L layers whose parameters are stacked along a first axis, run by one scanned body."""
 
     def __init__(self, config: ModelConfig, precision: Precision, *, rngs: nnx.Rngs):
@@ -141,7 +142,7 @@ class Decoder(nnx.Module):
         return self.final_norm(x_BTE)
 
 
-class Embedding(nnx.Module):
+class Embedding(Module):
     def __init__(self, config: ModelConfig, precision: Precision, *, rngs: nnx.Rngs):
         shape = (padded_vocabulary(config), config.embed)
         table_VE = jax.random.normal(rngs.params(), shape, precision.params) * config.init_std
@@ -155,7 +156,7 @@ class Embedding(nnx.Module):
         return x_BTE @ self.table[...].astype(self.compute).T
 
 
-class Transformer(nnx.Module):
+class Transformer(Module):
     """Token ids to next-token logits."""
 
     def __init__(self, config: ModelConfig, precision: Precision, *, rngs: nnx.Rngs):

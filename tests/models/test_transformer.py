@@ -99,3 +99,14 @@ def test_logits_and_gradients_are_those_of_llama(tied):
     np.testing.assert_allclose(table[:VOCABULARY], theirs, rtol=1e-3, atol=1e-6)
     if not tied:
         assert not table[VOCABULARY:].any()  # ids that only pad the vocabulary learn nothing
+
+
+def test_operations_carry_the_path_of_their_parameters():
+    programs = programs_on({"fsdp": 8})
+    text = programs.train_step.lower(programs.abstract_state, programs.abstract_batch).as_text(
+        debug_info=True
+    )
+    for path in programs.model.axes:
+        if path.endswith("kernel") and "head" not in path:
+            module = path.removesuffix("/kernel").split("/", 2)[-1]
+            assert f"{module}/dot_general" in text, path
