@@ -1,14 +1,16 @@
 """The command line: verbs, their options, and errors as one message with an exit code."""
 
 import argparse
+import os
 import pathlib
 import shlex
 import sys
 from collections.abc import Callable
 
 from jaxtpu import environment
-from jaxtpu.config import Config, load, split_arguments
+from jaxtpu.config import Config, leaves, load, split_arguments
 from jaxtpu.config.help import config_help
+from jaxtpu.config.section import coerce, parse_literal
 from jaxtpu.errors import EXIT_OK, ConfigError, UserError, nearest
 
 _USAGE = """\
@@ -45,10 +47,11 @@ def _dispatch(argv: list[str]) -> int:
     verb, arguments = (
         (argv[0], argv[1:]) if argv and not argv[0].startswith("-") else ("train", argv)
     )
-    if verb == "train" and any(word in ("-h", "--help") for word in arguments):
+    if verb in _VERBS and any(word in ("-h", "--help") for word in arguments):
         verb, arguments = "help", []
     if verb not in _VERBS:
-        raise ConfigError("run.py", verb, "is not a verb.", nearest(verb, _VERBS))
+        hint = _meant_as_config(verb) or nearest(verb, _VERBS)
+        raise ConfigError("run.py", verb, "is not a verb.", hint)
     return _VERBS[verb](arguments)
 
 
@@ -60,11 +63,26 @@ def _train(arguments: list[str]) -> int:
             "--config", "", "is missing.", "For example: --config=configs/quickstart.py"
         )
     config = load(spec, overrides)
-    config.workdir = options["workdir"] or config.workdir
+    if options["workdir"] is not None:
+        config.workdir = options["workdir"]
+    _check_folder(config.workdir)
     environment.prepare(config.mesh.emulate)
     from jaxtpu import trainer  # imports JAX, which reads what was just prepared
 
     return trainer.train(config, _command(arguments))
+
+
+def _check_folder(workdir: str) -> None:
+    """A folder that cannot be written is told now, and not when the first result is there."""
+    if not workdir:
+        raise ConfigError("--workdir", "", "is empty.", "For example: --workdir=runs/quickstart")
+    folder = pathlib.Path(workdir).expanduser().absolute()
+    above = next(path for path in (folder, *folder.parents) if os.path.lexists(path))
+    if not above.is_dir() or not os.access(above, os.W_OK | os.X_OK):
+        raise ConfigError(
+            "--workdir", workdir, f"{above} is not a folder that can be written.",
+            "For example: --workdir=runs/quickstart",
+        )  # fmt: skip
 
 
 def _generate(arguments: list[str]) -> int:
@@ -123,16 +141,46 @@ def _parse(words: list[str], kinds: dict[str, type]) -> dict:
     parser = argparse.ArgumentParser(
         prog="run.py", add_help=False, allow_abbrev=False, exit_on_error=False
     )
-    for name, kind in kinds.items():
-        parser.add_argument(name, type=kind)
+    for name in kinds:
+        parser.add_argument(name)
     try:
         options, unknown = parser.parse_known_args(words)
     except argparse.ArgumentError as error:
-        raise ConfigError(str(error.argument_name), "", f"{error.message}.") from None
+        name = str(error.argument_name)
+        raise ConfigError(name, "", f"{error.message}.", f"Write {name}=VALUE.") from None
     if unknown:
-        name = unknown[0].split("=")[0]
-        raise ConfigError(name, unknown[0], "is not an option here.", nearest(name, kinds))
-    return vars(options)
+        raise _unknown_option(unknown[0], kinds)
+    given = vars(options)
+    return {
+        name.lstrip("-"): _as_kind(name, given[name.lstrip("-")], kind)
+        for name, kind in kinds.items()
+    }
+
+
+def _as_kind(name: str, text: str | None, kind: type):
+    return text if text is None or kind is str else coerce(name, parse_literal(text), kind)
+
+
+def _unknown_option(word: str, kinds: dict[str, type]) -> ConfigError:
+    name = word.split("=")[0]
+    if hint := _meant_as_config(word):
+        return ConfigError("run.py", word, "is not an option here.", hint)
+    if not word.startswith("-"):
+        return ConfigError(
+            "run.py", word, "is not an option.", "Write a field as --config.FIELD=VALUE."
+        )
+    options = [*kinds, "--config"]
+    return ConfigError(name, word, "is not an option here.", nearest(name.split(".")[0], options))
+
+
+def _meant_as_config(word: str) -> str:
+    """What to write for a config file, or a field of one, that was given without `--config`."""
+    if word.split(":")[0].endswith((".py", ".json")) and not word.startswith("-"):
+        return f"Did you mean --config={word}?"
+    field = word.lstrip("-").removeprefix("config.")
+    if field.split("=")[0] in dict(leaves(Config())):
+        return f"Did you mean --config.{field}?"
+    return ""
 
 
 def _command(arguments: list[str]) -> str:

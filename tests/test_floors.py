@@ -11,7 +11,7 @@ ROOMS = (
     "sharding kernels",  # 2
     "models data optimizer",  # 3
     "train checkpoint",  # 5
-    "observe",  # 6
+    "observe plan",  # 6
     "setup generate trainer",  # 7
     "cli",  # 8
 )

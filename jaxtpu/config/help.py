@@ -1,6 +1,7 @@
 """`run.py help config`: the schema as text, printed from where it is defined."""
 
 import dataclasses
+import inspect
 import textwrap
 
 from jaxtpu.config.schema import Config
@@ -20,7 +21,7 @@ def config_help() -> str:
 def _section_help(section: Section) -> list[str]:
     blocks = []
     title = section.path or "top level"
-    blocks.append(f"\n{title}: {type(section).__doc__.strip()}\n")
+    blocks.append(f"\n{title}: {inspect.cleandoc(type(section).__doc__)}\n")
     nested = []
     for field in dataclasses.fields(section):
         value = getattr(section, field.name)
@@ -31,11 +32,15 @@ def _section_help(section: Section) -> list[str]:
         kind = getattr(kind, "__name__", None) or str(kind)
         if "int | str" in str(section.types()[field.name]):
             kind = "duration"
-        text = f"{field.metadata['doc']} ({kind}, default {value!r})"
+        text = f"{section.dotted(field.name)}: {field.metadata['doc']} "
+        text += f"({kind}, default {value!r}{_range(field)})"
         if choices := field.metadata["choices"]:
             text += f"; one of {', '.join(choices)}"
-        blocks.append(
-            textwrap.fill(text, 100, initial_indent=f"  {section.dotted(field.name)}: ",
-                          subsequent_indent="      ") + "\n"
-        )  # fmt: skip
+        indents = {"initial_indent": "  ", "subsequent_indent": "      "}
+        blocks.append(textwrap.fill(text, 100, break_on_hyphens=False, **indents) + "\n")
     return blocks + nested
+
+
+def _range(field: dataclasses.Field) -> str:
+    limits = {"at least": field.metadata["at_least"], "below": field.metadata["below"]}
+    return "".join(f", {word} {limit}" for word, limit in limits.items() if limit is not None)

@@ -30,11 +30,12 @@ class ModelConfig(Section, path="model"):
     head_dim: int = option(0, "features a head; 0 means embed / heads", at_least=0)
     mlp: int = option(1024, "hidden features of the gated MLP (SwiGLU)", at_least=1)
     tied_embeddings: bool = option(False, "the output projection shares the embedding's weights")
-    rope_theta: float = option(10_000.0, "base of the rotary position angles")
-    norm_epsilon: float = option(1e-6, "added to the mean square in RMSNorm")
+    rope_theta: float = option(10_000.0, "base of the rotary position angles", at_least=1.0)
+    norm_epsilon: float = option(1e-6, "added to the mean square in RMSNorm", at_least=0.0)
     init_std: float = option(
-        0.02, "standard deviation of the initial embedding; kernels use 1 / sqrt(inputs)"
-    )
+        0.02, "standard deviation of the initial embedding; kernels use 1 / sqrt(inputs)",
+        at_least=0.0,
+    )  # fmt: skip
     attention: str = option(
         "auto", "attention implementation; auto takes the best that the device compiles",
         choices=("auto", "xla"),
@@ -138,8 +139,10 @@ class OptimizerConfig(Section, path="optimizer"):
         0.1, "learning rate at the end, as a fraction of the peak (cosine, linear, wsd)",
         at_least=0.0,
     )  # fmt: skip
-    beta1: float = option(0.9, "decay rate of the first moment (momentum for sgd)", at_least=0.0)
-    beta2: float = option(0.95, "decay rate of the second moment", at_least=0.0)
+    beta1: float = option(
+        0.9, "decay rate of the first moment (momentum for sgd)", at_least=0.0, below=1.0
+    )
+    beta2: float = option(0.95, "decay rate of the second moment", at_least=0.0, below=1.0)
     epsilon: float = option(1e-8, "added to the root of the second moment", at_least=0.0)
     weight_decay: float = option(
         0.1, "decoupled weight decay, per unit of learning rate", at_least=0.0

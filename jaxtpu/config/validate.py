@@ -1,8 +1,9 @@
 """Checks across fields, all arithmetic: nothing here needs a device, so a bad run costs nothing."""
 
 import math
+import re
 
-from jaxtpu.config.duration import RunUnits, to_steps
+from jaxtpu.config.duration import Duration, RunUnits, to_steps
 from jaxtpu.config.schema import Config, MeshConfig
 from jaxtpu.errors import ConfigError, nearest, nearest_multiples
 
@@ -88,18 +89,19 @@ def _finalize_model(config: Config, vocab_size: int) -> None:
         )  # fmt: skip
     model.kv_heads = model.kv_heads or model.heads
     if model.heads % model.kv_heads:
-        fits = [n for n in range(1, model.heads + 1) if model.heads % n == 0]
-        best = min(fits, key=lambda n: abs(n - model.kv_heads))
+        most = min(model.kv_heads, model.heads)
+        best = next(n for n in range(most, 0, -1) if model.heads % n == 0)
         raise ConfigError(
             "model.kv_heads", model.kv_heads, f"does not divide model.heads={model.heads}.",
             f"Use {best}.",
         )  # fmt: skip
     if model.head_dim == 0:
-        if model.embed % model.heads:
+        if model.embed % (2 * model.heads):
             raise ConfigError(
-                "model.heads", model.heads, f"does not divide model.embed={model.embed}.",
-                f"Set model.head_dim, or for model.embed: "
-                f"{nearest_multiples(model.embed, model.heads).lower()}",
+                "model.embed", model.embed,
+                f"does not give each of model.heads={model.heads} an even number of features, "
+                f"which rotary positions turn in pairs.",
+                f"{nearest_multiples(model.embed, 2 * model.heads)[:-1]}, or set model.head_dim.",
             )  # fmt: skip
         model.head_dim = model.embed // model.heads
     if model.head_dim % 2:
@@ -109,41 +111,57 @@ def _finalize_model(config: Config, vocab_size: int) -> None:
         )  # fmt: skip
 
 
+def _axes(rule: str) -> list[str]:
+    return [axis.strip() for axis in rule.split(",") if axis.strip()]
+
+
 def _check_rules(config: Config) -> None:
-    """Every mesh axis in the rule table is spelled right."""
+    """The mesh axes in the rule table are spelled right, and none is twice in a rule."""
     for name, kind in config.sharding.types().items():
         if kind is not str:
             continue
-        for axis in filter(None, getattr(config.sharding, name).split(",")):
-            if axis.strip() not in MESH_AXES:
+        rule = getattr(config.sharding, name)
+        axes = _axes(rule)
+        for axis in axes:
+            if axis not in MESH_AXES:
+                words = re.findall(r"\w+", axis)
+                separated = len(words) > 1 and set(words) <= set(MESH_AXES)
                 raise ConfigError(
-                    f"sharding.{name}", getattr(config.sharding, name),
-                    f"{axis!r} is not a mesh axis.", nearest(axis, MESH_AXES),
+                    f"sharding.{name}", rule, f"{axis!r} is not a mesh axis.",
+                    f"Use {','.join(words)!r}." if separated else nearest(axis, MESH_AXES),
                 )  # fmt: skip
+        if len(set(axes)) < len(axes):
+            raise ConfigError(
+                f"sharding.{name}", rule, "names a mesh axis twice.",
+                f"Use {','.join(dict.fromkeys(axes))!r}.",
+            )  # fmt: skip
 
 
 def _check_batch(config: Config, sizes: dict[str, int]) -> None:
-    data, train = config.data, config.train
-    axes = [axis.strip() for axis in config.sharding.batch.split(",") if axis.strip()]
-    parts = math.prod(sizes[axis] for axis in axes)
-    divisor = parts * train.microbatches
-    if data.batch_size % divisor:
-        shape = " x ".join(f"{axis}={sizes[axis]}" for axis in axes if sizes[axis] > 1) or "1"
+    data, micro = config.data, config.train.microbatches
+    batch_axes = _axes(config.sharding.batch)
+    parts = math.prod(sizes[axis] for axis in batch_axes)
+    if data.batch_size % (parts * micro):
+        causes = [f"divided over {_shape(batch_axes, sizes)}"] if parts > 1 else []
+        causes += [f"run in train.microbatches={micro} parts"] if micro > 1 else []
         raise ConfigError(
             "data.batch_size", data.batch_size,
-            f"must be a multiple of {divisor}: the batch is divided over {shape} and into "
-            f"train.microbatches={train.microbatches}.",
-            nearest_multiples(data.batch_size, divisor),
+            f"must be a multiple of {parts * micro}: the batch is {' and '.join(causes)}.",
+            nearest_multiples(data.batch_size, parts * micro),
         )  # fmt: skip
-    context = math.prod(
-        sizes[axis.strip()] for axis in config.sharding.sequence.split(",") if axis.strip()
-    )
-    if data.sequence_length % context:
+    # Where both rules name an axis, the batch has it: it is the left dimension.
+    axes = [axis for axis in _axes(config.sharding.sequence) if axis not in batch_axes]
+    parts = math.prod(sizes[axis] for axis in axes)
+    if data.sequence_length % parts:
         raise ConfigError(
             "data.sequence_length", data.sequence_length,
-            f"must be a multiple of mesh.context={context}, which divides the sequence.",
-            nearest_multiples(data.sequence_length, context),
+            f"must be a multiple of {parts}: the sequence is divided over {_shape(axes, sizes)}.",
+            nearest_multiples(data.sequence_length, parts),
         )  # fmt: skip
+
+
+def _shape(axes: list[str], sizes: dict[str, int]) -> str:
+    return " x ".join(f"mesh.{axis}={sizes[axis]}" for axis in axes if sizes[axis] > 1)
 
 
 def _check_length(config: Config) -> None:
@@ -174,9 +192,15 @@ def run_units(config: Config, examples: int | None) -> RunUnits:
       examples: sequences in the training data; None where that is not known.
 
     Raises:
-      ConfigError: the run has no length, or it cannot be worked out.
+      ConfigError: the run has no length, or it cannot be worked out; what should happen within
+        the run does not.
     """
     train, batch_size = config.train, config.data.batch_size
+    if examples == 0:
+        raise ConfigError(
+            "data.sequence_length", config.data.sequence_length,
+            "the training split has fewer tokens than one sequence.", "Use less.",
+        )  # fmt: skip
     steps_per_epoch = train.steps_per_epoch
     if steps_per_epoch is None and examples is not None:
         steps_per_epoch = max(1, examples // batch_size)
@@ -187,4 +211,27 @@ def run_units(config: Config, examples: int | None) -> RunUnits:
         steps = to_steps("train.steps", train.steps, units)
     if steps == 0:
         raise ConfigError("train.steps", train.steps, "a run has at least one step.", "Use 1.")
-    return RunUnits(steps, steps_per_epoch, batch_size, units.tokens_per_step)
+    units = RunUnits(steps, steps_per_epoch, batch_size, units.tokens_per_step)
+    _check_durations(config, units)
+    return units
+
+
+def _check_durations(config: Config, units: RunUnits) -> None:
+    """Durations are worked out where they are needed, which can be late: any fault is told now."""
+    for section in (config.optimizer, config.train, config.checkpoint):
+        for name, kind in section.types().items():
+            if kind == Duration:
+                to_steps(section.dotted(name), getattr(section, name), units)
+    every = config.optimizer.accumulate_steps
+    if every > units.steps:
+        raise ConfigError(
+            "optimizer.accumulate_steps", every,
+            f"the run has {units.steps} steps, so the parameters would never change.",
+            f"Use at most {units.steps}.",
+        )  # fmt: skip
+    if to_steps("train.profile_at", config.train.profile_at, units) >= units.steps:
+        raise ConfigError(
+            "train.profile_at", config.train.profile_at,
+            f"nothing is left to profile: the run has {units.steps} steps.",
+            f"Use at most {units.steps - 1}.",
+        )  # fmt: skip
