@@ -39,7 +39,7 @@ class ConfigError(UserError):
 def nearest(word: str, choices: Iterable[str]) -> str:
     """A sentence that offers the nearest spelling of `word`, or all `choices` where none is near."""
     choices = list(choices)
-    match = difflib.get_close_matches(word.lower(), choices, n=1, cutoff=0.5)
+    match = difflib.get_close_matches(word.lower(), choices, n=1)
     return f"Did you mean {match[0]!r}?" if match else f"Choose from: {', '.join(choices)}."
 
 

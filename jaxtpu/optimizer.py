@@ -49,18 +49,23 @@ def make_schedule(config: OptimizerConfig, units: RunUnits) -> optax.Schedule:
     An update is a step, or `accumulate_steps` of them; durations are of the run all the same.
 
     Raises:
-      ConfigError: the warm-up and the decay do not fit into the run.
+      ConfigError: the warm-up and the decay do not fit into the run; what fits is told in steps.
     """
     every, peak = config.accumulate_steps, config.learning_rate
     total = max(1, units.steps // every)
     warmup = to_steps("optimizer.warmup", config.warmup, units) // every
     decay = to_steps("optimizer.decay", config.decay, units) // every
     decay = decay if config.schedule == "wsd" else 0
+    if decay > total:
+        raise ConfigError(
+            "optimizer.decay", config.decay, f"the decay of {decay} updates is longer than the run, "
+            f"which has {total}.", f"Use at most {total * every}.",
+        )  # fmt: skip
     if warmup + decay > total or (warmup == total and total > 1):
         raise ConfigError(
             "optimizer.warmup", config.warmup,
             f"warm-up {warmup} and decay {decay} do not fit into {total} updates.",
-            f"Use at most {max(0, total - decay - 1)}.",
+            f"Use at most {(total - max(decay, 1)) * every}.",
         )  # fmt: skip
     rest = max(1, total - warmup)
     last, first = peak * config.final_fraction, max(1, warmup)

@@ -51,5 +51,6 @@ def matcher(field: str, patterns: Iterable[str], paths: Iterable[str]):
                 field, pattern, f"is not a regular expression: {error}.", "Example: '.*/scale'."
             ) from None
         if not any(compiled[-1].fullmatch(path) for path in paths):
-            raise ConfigError(field, pattern, "matches no parameter.", nearest(pattern, paths))
+            names = dict.fromkeys(f".*/{path.rsplit('/', 1)[-1]}" for path in paths)
+            raise ConfigError(field, pattern, "matches no parameter.", nearest(pattern, names))
     return lambda path: any(pattern.fullmatch(path) for pattern in compiled)

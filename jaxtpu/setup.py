@@ -6,7 +6,7 @@ import pathlib
 
 import jax
 
-from jaxtpu.config import Config, RunUnits, finalize, leaves, run_units
+from jaxtpu.config import Config, RunUnits, finalize, leaves, load, run_units
 from jaxtpu.data.token_cache import open_tokens
 from jaxtpu.data.tokenizer import Tokenizer, make_tokenizer
 from jaxtpu.data.tokens import TokenStream
@@ -84,8 +84,13 @@ def claim_workdir(config: Config) -> None:
     path = pathlib.Path(config.workdir).expanduser() / "config.json"
     new = {**dict(leaves(config))}
     if path.exists() and (path.parent / "checkpoints").exists():
-        before = Config()
-        before.update(json.loads(path.read_text()))
+        try:
+            before = load(str(path))
+        except ConfigError as error:
+            raise ConfigError(
+                "--workdir", config.workdir, f"it is not known whose run it holds: {error}",
+                "Choose another --workdir, or delete that one.",
+            ) from None  # fmt: skip
         for name, value in leaves(before):
             if name.startswith(_FIXED) and name not in _FREE and new[name] != value:
                 raise ConfigError(
@@ -93,5 +98,11 @@ def claim_workdir(config: Config) -> None:
                     "Choose another --workdir, or delete that one.",
                 )  # fmt: skip
     if jax.process_index() == 0:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps(config.to_dict(), indent=2) + "\n")
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(json.dumps(config.to_dict(), indent=2) + "\n")
+        except OSError as error:
+            raise ConfigError(
+                "--workdir", config.workdir, f"cannot be written: {error.strerror}.",
+                "For example: --workdir=runs/quickstart",
+            ) from None  # fmt: skip

@@ -232,8 +232,9 @@ def check_divided(
             names = ", ".join(f"{path} {tuple(leaves[path].shape)}" for path in largest)
             raise ConfigError(
                 f"mesh.{mesh_axis}", rules.mesh.shape[mesh_axis],
-                f"{sum(whole.values()) / total:.0%} of the parameter bytes is not divided by it "
-                f"(limit sharding.max_replicated={limit:.0%}): {names}.",
+                f"every device along it would hold all of {sum(whole.values()) / total:.2%} of the "
+                f"parameter bytes (sharding.max_replicated={limit:g} allows {limit:.2%}), "
+                f"mostly {names}.",
                 _how_to_divide(rules, mesh_axis, [(axes[p], leaves[p].shape) for p in largest]),
             )  # fmt: skip
 
@@ -246,7 +247,12 @@ def _how_to_divide(
     names = [name for name, mesh_axes in rules.table.items() if mesh_axis in mesh_axes]
     names = [name for name in names if name not in ("batch", "sequence")]
     if not names:
-        return f"No rule gives it a dimension: set sharding.embed={mesh_axis}, for example."
+        usual = [f"sharding.{name}={rule}" for name, rule in ShardingConfig().to_dict().items()
+                 if rule == mesh_axis]  # fmt: skip
+        return (
+            f"No rule divides parameters by it: set {', '.join(usual)}, or mesh.{mesh_axis}=1, or "
+            f"sharding.max_replicated=1 where it is meant."
+        )
     for axes, shape in arrays:
         for name, size in zip(axes, shape, strict=True):
             if name in names and size % parts:

@@ -1,6 +1,7 @@
 """A run, from a configuration to its results: set up, resume, train, sum up."""
 
 import json
+import math
 import shlex
 import time
 from typing import Any
@@ -12,7 +13,7 @@ from jaxtpu.checkpoint import Checkpoints
 from jaxtpu.config import Config, to_steps
 from jaxtpu.data.entropy import byte_entropies
 from jaxtpu.data.loader import Position, TrainLoader, evaluation_batches
-from jaxtpu.errors import EXIT_OK
+from jaxtpu.errors import EXIT_OK, UserError
 from jaxtpu.generate import generate
 from jaxtpu.mesh import peak_memory_bytes
 from jaxtpu.observe import console as screen
@@ -168,6 +169,14 @@ class _Run:
         self.latest |= values
         self.writer.scalars(step, values)
         self.display.show(step, values)
+        if not math.isfinite(values["train/loss"]):
+            raise UserError(
+                f"the loss is {values['train/loss']} in the {self.config.train.log_every} steps up "
+                f"to {step}, so the run has stopped. Try a lower optimizer.learning_rate (now "
+                f"{self.config.optimizer.learning_rate:g}), a longer optimizer.warmup, or "
+                f"optimizer.clip_norm=1; checkpoints in {self.checkpoints.directory}: "
+                f"{self.checkpoints.kept or 'none'}."
+            )
 
     def _evaluate(self, progress: Progress) -> None:
         progress.drain()

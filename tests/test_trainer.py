@@ -153,3 +153,10 @@ def test_a_checkpoint_restores_onto_another_mesh(tmp_path):
     jax.tree.map(
         np.testing.assert_array_equal, jax.device_get(params), jax.device_get(after.params)
     )
+
+
+def test_a_loss_that_is_not_a_number_stops_the_run(tmp_path, capsys):
+    words = ("--config.optimizer.learning_rate=1e30", "--config.optimizer.clip_norm=0")
+    assert run(tmp_path, *words) == 1
+    error = capsys.readouterr().err
+    assert error.startswith("error: the loss is nan") and "learning_rate (now 1e+30)" in error

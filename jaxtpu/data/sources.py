@@ -81,6 +81,8 @@ def _open_python_corpus(
 def _open_tfds(source: str, name: str, directory: pathlib.Path, text_field: str) -> "TfdsSource":
     from jaxtpu.data.quiet_tensorflow import import_tfds
 
+    if not name:
+        raise ConfigError("data.source", source, "names no data set.", _suggestion(source))
     tfds = import_tfds()
     # A namespace (`huggingface:NAME`) would be looked up on the network. A version is a number.
     head, _, tail = name.partition(":")
@@ -162,6 +164,11 @@ class TfdsSource:
         except Exception as error:
             # Where it is prepared now, another process was faster, and this one in its way.
             if not self._is_prepared():
+                if isinstance(error, (PermissionError, FileNotFoundError, NotADirectoryError)):
+                    raise ConfigError(
+                        "data.directory", str(builder.data_dir),
+                        f"cannot be written: {error.strerror}.", "Use ~/.cache/jaxtpu/data.",
+                    ) from error  # fmt: skip
                 raise UserError(
                     f"data.source={self._source!r}: TFDS could not prepare it in "
                     f"{builder.data_dir}: {type(error).__name__}: {error}"

@@ -207,19 +207,21 @@ def test_two_configurations_share_nothing():
 
 
 @pytest.mark.parametrize(
-    ("argument", "name"), [("", "small-none"), (":big", "small-big"), (":", "small")]
+    ("suffix", "argument", "name"),
+    [("", None, "small"), (":", "", "small"), (":big", "big", "small-big")],
 )
-def test_the_name_and_the_folder_of_a_run(argument, name, tmp_path):
+def test_the_name_and_the_folder_of_a_run(suffix, argument, name, tmp_path):
     path = tmp_path / "small.py"
     path.write_text(
-        "from jaxtpu.config import Config\n\ndef get_config(argument=None):\n    return Config()\n"
+        "from jaxtpu.config import Config\n\ndef get_config(argument=None):\n"
+        "    config = Config()\n    config.data.text_field = repr(argument)\n    return config\n"
     )
-    config = load(f"{path}{argument}")
-    assert config.name == (name if argument else "small")
-    assert config.workdir == f"runs/{config.name}"
-    named = load(f"{path}{argument}", [("name", "mine")])
+    config = load(f"{path}{suffix}")
+    assert config.data.text_field == repr(argument)
+    assert (config.name, config.workdir) == (name, f"runs/{name}")
+    named = load(f"{path}{suffix}", [("name", "mine")])
     assert (named.name, named.workdir) == ("mine", "runs/mine")
-    assert load(str(path), [("workdir", "there")]).workdir == "there"
+    assert load(f"{path}{suffix}", [("workdir", "there")]).workdir == "there"
 
 
 def test_get_config_may_return_a_dict(tmp_path):
