@@ -3,7 +3,9 @@
 
 import sys
 
-from jaxtpu.cli import main
-
 if __name__ == "__main__":
+    try:
+        from jaxtpu.cli import main
+    except KeyboardInterrupt:
+        sys.exit(130)
     sys.exit(main(sys.argv[1:]))

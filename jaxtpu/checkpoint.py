@@ -1,5 +1,6 @@
 """Checkpoints: the state, the step and the data position as one unit, written by Orbax."""
 
+import contextlib
 import pathlib
 from typing import Any
 
@@ -8,6 +9,7 @@ import orbax.checkpoint as ocp
 from orbax.checkpoint import checkpoint_managers
 
 from jaxtpu.config import CheckpointConfig
+from jaxtpu.errors import UserError
 
 BEST_METRIC = "validation_loss"
 
@@ -67,7 +69,8 @@ class Checkpoints:
         items = ocp.args.Composite(
             state=ocp.args.StandardSave(state), data=ocp.args.JsonSave(position)
         )
-        self._manager.save(step, args=items, metrics=metrics)
+        with self._told("save", step):
+            self._manager.save(step, args=items, metrics=metrics)
 
     def restore(self, abstract_state: Any, step: int | None = None) -> tuple[Any, dict]:
         """(state, position) of a step (default the latest), laid out as `abstract_state` says,
@@ -76,7 +79,8 @@ class Checkpoints:
         items = ocp.args.Composite(
             state=ocp.args.StandardRestore(abstract_state), data=ocp.args.JsonRestore()
         )
-        restored = self._manager.restore(step, args=items)
+        with self._told("restore", step):
+            restored = self._manager.restore(step, args=items)
         return restored.state, restored.data
 
     def restore_params(self, abstract_params: Any, step: int | None = None) -> Any:
@@ -87,7 +91,7 @@ class Checkpoints:
             lambda leaf: ocp.ArrayRestoreArgs(sharding=leaf.sharding), abstract
         )
         path = self.directory / str(step) / "state"
-        with ocp.PyTreeCheckpointer() as checkpointer:
+        with self._told("restore", step), ocp.PyTreeCheckpointer() as checkpointer:
             restored = checkpointer.restore(
                 path,
                 ocp.args.PyTreeRestore(abstract, restore_args=arguments, partial_restore=True),
@@ -96,7 +100,33 @@ class Checkpoints:
 
     def wait(self) -> None:
         """Returns when every save that was started is whole on disk; raises if one failed."""
-        self._manager.wait_until_finished()
+        with self._told("save"):
+            self._manager.wait_until_finished()
+
+    @contextlib.contextmanager
+    def _told(self, action: str, step: int | None = None):
+        """What Orbax raises for a full disk or a damaged file, as a message with what is left.
+
+        Orbax raises whatever its layers raise, so every exception is taken, and kept as the cause.
+        """
+        try:
+            yield
+        except Exception as error:
+            which = "a checkpoint" if step is None else f"the checkpoint of step {step}"
+            reason = (str(error).strip() or type(error).__name__).splitlines()[0][:300]
+            others = [s for s in self._manager.all_steps() if s != step]
+            left = (
+                f"there are those of steps {', '.join(map(str, others))}"
+                if others
+                else "none is left"
+            )
+            hint = f" To go on from an earlier one, delete {self.directory / str(step)}."
+            raise UserError(
+                f"could not {action} {which} in {self.directory}: {reason}\nOf other checkpoints, "
+                f"{left}.{hint if action == 'restore' and others else ''}"
+            ) from error
 
     def close(self) -> None:
-        self._manager.close()
+        """Ends the threads; call it after a failure too."""
+        with self._told("save"):
+            self._manager.close()

@@ -1,6 +1,7 @@
 """The command line: verbs, their options, and errors as one message with an exit code."""
 
 import argparse
+import errno
 import os
 import pathlib
 import shlex
@@ -11,7 +12,7 @@ from jaxtpu import environment
 from jaxtpu.config import Config, leaves, load, split_arguments
 from jaxtpu.config.help import config_help
 from jaxtpu.config.section import coerce, parse_literal
-from jaxtpu.errors import EXIT_OK, ConfigError, UserError, nearest
+from jaxtpu.errors import EXIT_CRASH, EXIT_OK, ConfigError, UserError, nearest
 
 _USAGE = """\
 jaxtpu: trains large models on TPU slices with little memory per core.
@@ -30,6 +31,10 @@ Exit codes: 0 done, 1 failed, 2 wrong configuration or command line,
 130 or 143 stopped by Ctrl-C or SIGTERM after saving.
 """
 
+# Of the machine, not of this project: told in a line.
+_MACHINE_FAULTS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.EIO,
+                   errno.ENOTDIR, errno.ENAMETOOLONG)  # fmt: skip
+
 
 def main(argv: list[str]) -> int:
     """Runs a command line (without the program's name); returns the exit code."""
@@ -38,6 +43,14 @@ def main(argv: list[str]) -> int:
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         return error.exit_code
+    except BrokenPipeError:  # what read our output has ended
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return EXIT_CRASH
+    except OSError as error:
+        if error.errno not in _MACHINE_FAULTS:
+            raise
+        print(f"error: {error.strerror}: {error.filename or 'a file'}", file=sys.stderr)
+        return EXIT_CRASH
     except KeyboardInterrupt:
         print("\nInterrupted; nothing was saved since the last checkpoint.", file=sys.stderr)
         return 130

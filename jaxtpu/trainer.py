@@ -132,9 +132,11 @@ class _Run:
                 )
         finally:
             self.display.close()
-            self.writer.close()
-            self.checkpoints.wait()
-            self.checkpoints.close()
+            try:
+                self.checkpoints.wait()
+            finally:
+                self.checkpoints.close()
+                self.writer.close()
         return state, step, stop.signal if step < self.setup.units.steps else None
 
     def _hooks(self, loader: TrainLoader) -> list:

@@ -1,8 +1,10 @@
 """Whole runs through the command line: stop, resume, repeat, generate."""
 
+import errno
 import json
 import pathlib
 import re
+import shutil
 import signal
 
 import jax
@@ -13,6 +15,7 @@ from jaxtpu import cli
 from jaxtpu.checkpoint import Checkpoints
 from jaxtpu.config import CheckpointConfig
 from jaxtpu.observe.console import StepDisplay
+from jaxtpu.observe.writer import MetricWriter
 from tests.tiny import programs_on
 
 CONFIG = f"--config={pathlib.Path(__file__).parent / 'configs' / 'tiny.py'}"
@@ -160,3 +163,34 @@ def test_a_loss_that_is_not_a_number_stops_the_run(tmp_path, capsys):
     assert run(tmp_path, *words) == 1
     error = capsys.readouterr().err
     assert error.startswith("error: the loss is nan") and "learning_rate (now 1e+30)" in error
+
+
+def test_a_damaged_checkpoint_is_named_with_what_is_left(tmp_path, capsys):
+    words = ("--config.train.steps=4", "--config.checkpoint.every=2")
+    assert run(tmp_path, *words) == 0
+    for path in (tmp_path / "checkpoints" / "4" / "data").iterdir():
+        path.unlink()
+    assert run(tmp_path, "--config.train.steps=6") == 1
+    error = capsys.readouterr().err
+    assert error.startswith("error: could not restore the checkpoint of step 4")
+    assert f"delete {tmp_path / 'checkpoints' / '4'}" in error
+    shutil.rmtree(tmp_path / "checkpoints" / "4")
+    assert run(tmp_path, "--config.train.steps=6") == 0
+    assert list(losses(tmp_path)) == [1, 2, 3, 4, 5, 6]
+
+
+def test_a_full_disk_is_told_in_a_line(tmp_path, capsys, monkeypatch):
+    def full(*_arguments, **_keywords):
+        raise OSError(errno.ENOSPC, "No space left on device", "there")
+
+    monkeypatch.setattr(Checkpoints, "save", full)
+    assert run(tmp_path, "--config.train.steps=2") == 1
+    assert capsys.readouterr().err == "error: No space left on device: there\n"
+
+
+@pytest.mark.parametrize("damage", [b'{"step": 3, "train/lo', b"\xff\xfe\n", b"5\n", b"[]\n"])
+def test_a_damaged_metrics_file_loses_only_what_is_damaged(damage, tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    path.write_bytes(b'{"step": 1, "train/loss": 2.0}\n' + damage)
+    MetricWriter(str(tmp_path), start=5).close()
+    assert losses(tmp_path) == {1: 2.0}

@@ -46,9 +46,12 @@ class MetricWriter:
 def _lines(path: pathlib.Path) -> list[dict]:
     """The whole lines of a metrics file; a killed process may leave half a line."""
     lines = []
-    for text in path.read_text().splitlines() if path.exists() else ():
+    text = path.read_text(errors="replace") if path.exists() else ""
+    for line in text.splitlines():
         try:
-            lines.append(json.loads(text))
+            values = json.loads(line)
         except ValueError:
             continue
+        if isinstance(values, dict) and isinstance(values.get("step"), int):
+            lines.append(values)
     return lines
