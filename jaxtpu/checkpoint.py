@@ -4,6 +4,7 @@ import contextlib
 import pathlib
 from typing import Any
 
+import absl.logging
 import jax
 import orbax.checkpoint as ocp
 from orbax.checkpoint import checkpoint_managers
@@ -12,6 +13,9 @@ from jaxtpu.config import CheckpointConfig
 from jaxtpu.errors import UserError
 
 BEST_METRIC = "validation_loss"
+
+# Orbax logs every failure with its whole stack before it raises it; what it raises is told below.
+absl.logging.set_verbosity(absl.logging.FATAL)
 
 
 class Checkpoints:
