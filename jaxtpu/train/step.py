@@ -91,6 +91,8 @@ def make_train_step(
             summed = optax.microbatching.microbatch(gradient_and_sums, 1, rows)
         gradient, sums = summed(state.params, batch, tokens)
         updates, opt_state = optimizer.update(gradient, tokens, state.opt_state, state.params)
+        # Moments keep the dtype that they were made with: a float32 gradient would widen them.
+        opt_state = jax.tree.map(lambda new, old: new.astype(old.dtype), opt_state, state.opt_state)
         metrics = {name: total / tokens for name, total in sums.items() if name != "tokens"}
         metrics |= {
             "tokens": sums["tokens"],

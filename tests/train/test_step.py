@@ -110,6 +110,23 @@ def test_steps_apart_give_the_update_of_one_large_batch():
     assert largest_difference(apart.params, start) > 1e-3
 
 
+@pytest.mark.parametrize("name", ["adamw", "adafactor", "lion", "sgd"])
+def test_a_step_keeps_every_shape_dtype_and_sharding_of_the_state(name):
+    """Otherwise the state could not be donated, nor be given to the compiled step again."""
+    sections = {"optimizer": {"name": name, "accumulate_steps": 2}}
+    precision = {"params": "bfloat16", "compute": "bfloat16"}
+    programs = programs_on({"data": 2, "fsdp": 2, "tensor": 2}, precision=precision, **sections)
+    compiled = programs.train_step.lower(programs.abstract_state, programs.abstract_batch).compile()
+    state = programs.init()
+    for seed in range(3):
+        state, metrics = compiled(state, put(programs, fixed_batch(seed)))
+        assert np.isfinite(float(metrics["loss"]))
+    for leaf, wanted in zip(
+        jax.tree.leaves(state), jax.tree.leaves(programs.abstract_state), strict=True
+    ):
+        assert (leaf.shape, leaf.dtype) == (wanted.shape, wanted.dtype)
+
+
 def test_a_batch_of_padding_changes_no_number_to_nan():
     programs = programs_on({"fsdp": 8})
     empty = {name: 0 * values for name, values in fixed_batch().items()}
