@@ -19,7 +19,7 @@ from tests.benchmarks.step import first_batches, quickstart
 from tests.benchmarks.timing import interleave, measure, report, spread
 
 BAR = 1.03
-PAIRS = 10
+SECONDS = 110
 STEPS = 10  # one log interval of the quickstart
 
 
@@ -111,12 +111,12 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as workdir, open(os.devnull, "w") as nowhere:
         console = Console(file=nowhere, force_terminal=True, width=80)
         in_loop = InLoop(setup, compiled, workdir, console)
-        costs = interleave(in_loop, bare, PAIRS)
+        costs = interleave(in_loop, bare, SECONDS)
         in_loop.close()
         # The loop's own work alone: its step does nothing, and gives back what is finished.
         empty = InLoop(setup, lambda state, batch: (state, bare.metrics), workdir, console)
         empty()
-        work = [measure(empty).cpu for _ in range(PAIRS)]
+        work = [measure(empty).cpu for _ in costs]
         empty.close()
     met = report("in the loop", "bare", costs, bar=BAR, steps=STEPS)
     shares = [seconds / statistics.median(cost.cpu for _, cost in costs) for seconds in work]

@@ -9,7 +9,7 @@ import time
 
 from tests.benchmarks.timing import spread
 
-PAIRS = 4
+PAIRS = 3
 IMPORTS = "from jaxtpu import environment; environment.prepare(8); import jaxtpu.trainer"
 # (what ends, how the line begins that tells it)
 MILESTONES = (

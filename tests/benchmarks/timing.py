@@ -22,15 +22,17 @@ def measure(run: Callable[[], None]) -> Cost:
 
 
 def interleave(
-    a: Callable[[], None], b: Callable[[], None], pairs: int, warm_up: int = 1
+    a: Callable[[], None], b: Callable[[], None], seconds: float
 ) -> list[tuple[Cost, Cost]]:
-    """The costs of `a` and `b`, run by turns: a b, b a, a b, ..."""
-    for _ in range(warm_up):
-        a()
-        b()
-    costs = []
-    for number in range(pairs):
-        if number % 2:
+    """The costs of `a` and `b`, run by turns (a b, b a, a b, ...) for some `seconds`.
+
+    Both are run once before that, and four times at least, however slow they are.
+    """
+    a()
+    b()
+    costs, end = [], time.perf_counter() + seconds
+    while len(costs) < 4 or time.perf_counter() < end:
+        if len(costs) % 2:
             second = measure(b)
             first = measure(a)
         else:

@@ -1,0 +1,178 @@
+"""What a buffer of a compiled program is: its kind, its module's path, its line of source.
+
+All of it is read off the names that JAX gives its operations: `jvp(` marks the forward pass,
+`transpose(` the backward one, and the scopes between are the modules.
+"""
+
+import functools
+import re
+from collections import defaultdict
+
+from jaxtpu.plan.hlo import Instruction, Module
+from jaxtpu.plan.live_ranges import LiveRanges, Value
+from jaxtpu.plan.shapes import alike
+
+FORWARD, BACKWARD, OTHER = "forward", "backward", "other"
+_COLLECTIVE = re.compile(
+    r"(all-gather|all-reduce|reduce-scatter|all-to-all|ragged-all-to-all|collective-\w+)(-start)?"
+)
+_CONTROL = {"while", "body", "cond", "closed_call", "checkpoint", "rematted_computation"} | {
+    "eval_jaxpr", "remat", "remat2", "custom_jvp_call", "custom_vjp_call", "shard_map",
+}  # fmt: skip
+_KEY = re.compile(r"\['?([^'\]]+)'?\]|([A-Za-z_]\w*)")
+_COPIES = {"copy", "copy-start", "slice-start", "convert"}
+_MOVES = _COPIES | {"parameter", "constant", "while", "bitcast", "reshape", "transpose"}
+_PLACEHOLDERS = {"parameter", "while", "broadcast", "custom-call", "constant"} | _COPIES
+
+
+def phase(op_name: str) -> str | None:
+    """Which pass an operation belongs to; None where it has no name of JAX's."""
+    if "transpose(" in op_name:
+        return BACKWARD
+    if "jvp(" in op_name:
+        return FORWARD
+    return OTHER if "/" in op_name else None
+
+
+@functools.lru_cache(maxsize=65536)
+def module_path(op_name: str) -> str:
+    """`decoder/layers/mlp` of `jit(step)/jvp(model)/decoder/while/body/layers/mlp/dot_general`."""
+    parts = op_name.split(";")[0].split("/")[:-1]
+    return "/".join(p for p in parts if p not in _CONTROL and not re.search(r"[()]|->", p))
+
+
+@functools.lru_cache(maxsize=65536)
+def parameter_path(op_name: str) -> str:
+    """`params/layers/kernel` of `state.params['layers']['kernel']`, `batch/inputs` of a dict's."""
+    keys = [a or b for a, b in _KEY.findall(op_name)]
+    return "/".join(keys[1:] if re.match(r"\w+\.", op_name) else keys)
+
+
+def _depth(maker: Instruction) -> tuple[int, bool]:
+    """How precisely its name says where an instruction belongs."""
+    path = module_path(maker.op_name)
+    return path.count("/") + bool(path), "/" in maker.op_name
+
+
+class Naming:
+    """Names for the values of one program, which share memory as they will."""
+
+    def __init__(self, module: Module, ranges: LiveRanges):
+        self._module = module
+        self._results = {id(value) for value in ranges.results}
+        self._parameters = {
+            id(value): parameter
+            for parameter, values in zip(module.entry.parameters, ranges.parameters, strict=True)
+            for value in values
+        }
+        weights = [v for vs in ranges.parameters for v in vs if len(v.shape.dims) > 1]
+        weights = [value for value in weights if value.shape.dtype[0] in "fb"]
+        self._sizes = {value.shape.num_elements for value in weights}
+        self._weights = {id(value): self._parameters[id(value)] for value in weights}
+        self._made, self._sharing = defaultdict(list), defaultdict(list)
+        for value in ranges.values:
+            self._made[value.maker].append(value)
+            self._sharing[value.leader].append(value)
+            self._add_weight(value)
+        self._reads = defaultdict(list)  # parameters that are weights, by who reads them
+        for value in weights:
+            for user in value.users:
+                self._reads[user].append(value)
+        self._backward = any(phase(s.instruction.op_name) == BACKWARD for s in ranges.steps)
+
+    def kind(self, together: list[Value], value: Value) -> str:
+        """What `value` is, one of those `together` in one memory."""
+        makers = {phase(v.maker.op_name) for v in together}
+        users = {phase(user.op_name) for v in together for user in v.users}
+        if any(id(v) in self._parameters for v in together):
+            return "parameter"
+        if any(id(v) in self._results for v in together):
+            return "output"
+        if id(value) in self._weights:
+            return "weight copy"
+        if self._is_gradient(together, makers, users):
+            return "gradient"
+        if self._is_collective(value):
+            return "collective"
+        if FORWARD in makers and BACKWARD in users:
+            return "saved activation"
+        return "temporary"
+
+    def maker(self, together: list[Value], value: Value) -> Instruction:
+        """The instruction that tells most about `value`: its own, or one in the same memory."""
+        parameters = [v.maker for v in together if id(v) in self._parameters]
+        own = value.maker
+        if parameters or own.opcode not in _PLACEHOLDERS and module_path(own.op_name):
+            return (*parameters, own)[0]
+        best = max((own, *(v.maker for v in together)), key=_depth)
+        if not module_path(best.op_name) and value.inputs and own.opcode in _COPIES:
+            return self.maker([], value.inputs[0])
+        return best
+
+    def path(self, together: list[Value], value: Value, kind: str) -> str:
+        """The module's path of `value`; of weights and gradients, the parameter's."""
+        parameters = [self._parameters[id(v)] for v in together if id(v) in self._parameters]
+        if kind == "weight copy":
+            parameters = [self._weights[id(value)]]
+        elif kind == "gradient":
+            parameters = self._updated(together)
+        if parameters:
+            return parameter_path(parameters[0].op_name)
+        return module_path(self.maker(together, value).op_name)
+
+    def source(self, instruction: Instruction) -> str:
+        """`file:line`, the innermost outside installed packages where there is one; or ""."""
+        frames = self._module.frames(instruction)
+        ours = [f for f in frames if not re.search(r"/(site|dist)-packages/", f.file)] or frames
+        return f"{ours[0].file}:{ours[0].line}" if ours else ""
+
+    def _is_collective(self, value: Value) -> bool:
+        """Whether `value` comes from other devices, by an operation alone or in a fusion."""
+        maker = value.maker
+        inside = [maker]
+        if maker.opcode == "fusion":
+            inside = self._module.computations[maker.called[0]].instructions
+        return any(
+            alike(leaf, value.shape)
+            for i in inside
+            if _COLLECTIVE.fullmatch(i.opcode)
+            for leaf in i.shape.leaves
+        )
+
+    def _is_gradient(self, together: list[Value], makers: set, users: set) -> bool:
+        """Made in the backward pass and read by the optimizer, or summed up in a loop."""
+        if FORWARD in makers or not self._backward:
+            return False
+        summed = any(v.maker.opcode == "parameter" for v in together)
+        as_large = together[0].shape.num_elements in self._sizes
+        return (BACKWARD in makers and OTHER in users) or (summed and as_large)
+
+    def _updated(self, gradient: list[Value], hops: int = 3) -> list[Instruction]:
+        """Parameters of the size of `gradient` that are read where it is, the likeliest first."""
+        shape = gradient[0].shape
+        users = dict.fromkeys(u for v in gradient for u in v.users if u.opcode != "while")
+        same = lambda values: [v for v in values if v.shape.num_elements == shape.num_elements]  # noqa: E731
+        found = [v for user in users for v in same(self._reads[user])]
+        if found:
+            name = lambda v: self._parameters[id(v)].op_name  # noqa: E731
+            found.sort(key=lambda v: (v.shape.dims != shape.dims, len(name(v))))
+            return [self._parameters[id(v)] for v in found]
+        made = dict.fromkeys(v.leader for user in users for v in same(self._made[user]))
+        made.pop(gradient[0].leader, None)
+        after = [v for leader in made for v in self._sharing[leader]]
+        return self._updated(after, hops - 1) if after and hops else []
+
+    def _add_weight(self, value: Value) -> None:
+        """Notes `value` if it is a weight in another type, layout or loop, and nothing more."""
+        sources = [v for v in value.inputs if v.maker.opcode != "constant" and v.shape.dims]
+        same = {v.shape.num_elements for v in sources} == {value.shape.num_elements}
+        if same and all(id(v) in self._weights for v in sources) and self._moves(value.maker):
+            self._weights[id(value)] = self._weights[id(sources[0])]
+
+    def _moves(self, maker: Instruction) -> bool:
+        """Whether it computes nothing."""
+        if maker.opcode != "fusion":
+            return maker.opcode in _MOVES
+        return all(
+            i.opcode in _MOVES for i in self._module.computations[maker.called[0]].instructions
+        )
