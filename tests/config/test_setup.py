@@ -1,6 +1,5 @@
-import json
 import pytest
-from jaxtpu.config import load
+
 from tests.config import TINY
 
 CONFIG = f"--config={TINY}"
