@@ -1,6 +1,7 @@
 """Checkpoints: the state, the step and the data position as one unit, written by Orbax."""
 
 import contextlib
+import math
 import pathlib
 from typing import Any
 
@@ -18,6 +19,12 @@ BEST_METRIC = "validation_loss"
 absl.logging.set_verbosity(absl.logging.FATAL)
 
 
+def _rank(metrics: dict) -> float:
+    """What the best are sorted by; NaN would leave them in any order."""
+    loss = metrics[BEST_METRIC]
+    return loss if math.isfinite(loss) else math.inf
+
+
 class Checkpoints:
     """The checkpoints of one run, in `<workdir>/checkpoints`.
 
@@ -31,7 +38,7 @@ class Checkpoints:
         if config.keep_best:
             keep.append(
                 checkpoint_managers.BestN(
-                    get_metric_fn=lambda metrics: metrics[BEST_METRIC],
+                    get_metric_fn=_rank,
                     reverse=True,
                     n=config.keep_best,
                     keep_checkpoints_without_metrics=False,

@@ -90,6 +90,11 @@ def _check_folder(workdir: str) -> None:
     if not workdir:
         raise ConfigError("--workdir", "", "is empty.", "For example: --workdir=runs/quickstart")
     folder = pathlib.Path(workdir).expanduser().absolute()
+    if hidden := set("*?[") & set(str(folder)):
+        raise ConfigError(
+            "--workdir", workdir, f"checkpoints are not found below a path with {min(hidden)!r}.",
+            "For example: --workdir=runs/quickstart",
+        )  # fmt: skip
     above = next(path for path in (folder, *folder.parents) if os.path.lexists(path))
     if not above.is_dir() or not os.access(above, os.W_OK | os.X_OK):
         raise ConfigError(

@@ -38,7 +38,8 @@ def prepare(emulated_devices: int) -> None:
     Args:
       emulated_devices: CPU devices to emulate.
     """
-    os.environ.setdefault("JAX_PLATFORMS", "tpu,cpu" if has_tpu() else "cpu")
+    if not os.environ.get("JAX_PLATFORMS"):
+        os.environ["JAX_PLATFORMS"] = "tpu,cpu" if has_tpu() else "cpu"
     if os.environ["JAX_PLATFORMS"] == "cpu":
         _emulate(emulated_devices)
     _quieten()

@@ -66,8 +66,14 @@ def generate(
     """
     if max_tokens < 1:
         raise ConfigError("--tokens", max_tokens, "must be at least 1.", "Use 200.")
-    if temperature < 0:
+    if not 0 <= seed < 2**31:
+        raise ConfigError("--seed", seed, "must be from 0 to 2147483647.", "Use 0.")
+    if not temperature >= 0:
         raise ConfigError("--temperature", temperature, "must not be negative.", "Use 0.7.")
+    try:
+        prompt.encode()
+    except UnicodeEncodeError:
+        raise ConfigError("--prompt", prompt, "is not UTF-8.", "Use text in UTF-8.") from None
     ids = [tokenizer.document_start, *tokenizer.encode(prompt).tolist()]
     if len(ids) >= length:
         raise ConfigError(
@@ -93,12 +99,14 @@ def generate_from(config: Config, prompt: str, tokens: int, temperature: float, 
     """
     setup = set_up(config)
     checkpoints = Checkpoints(config.workdir, config.checkpoint)
-    if checkpoints.latest_step is None:
-        raise ConfigError(
-            "--workdir", config.workdir, "holds no checkpoint.", "Train first, then generate."
-        )
-    params = checkpoints.restore_params(setup.programs.abstract_state.params)
-    checkpoints.close()
+    try:
+        if checkpoints.latest_step is None:
+            raise ConfigError(
+                "--workdir", config.workdir, "holds no checkpoint.", "Train first, then generate."
+            )
+        params = checkpoints.restore_params(setup.programs.abstract_state.params)
+    finally:
+        checkpoints.close()
     return generate(
         setup.programs,
         params,

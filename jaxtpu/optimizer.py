@@ -35,7 +35,8 @@ def make_optimizer(config: OptimizerConfig, units: RunUnits, abstract_params: An
     """
     every = config.accumulate_steps
     schedule = make_schedule(config, units)
-    clip = [optax.clip_by_global_norm(config.clip_norm)] if config.clip_norm else []
+    # Switched off, a part is still there: the state keeps its structure, and a run can resume.
+    clip = [optax.clip_by_global_norm(config.clip_norm) if config.clip_norm else optax.identity()]
     chain = optax.chain(*clip, *_transformations(config, schedule, abstract_params))
     if every == 1:
         update = lambda gradient, tokens, state, params: chain.update(gradient, state, params)  # noqa: E731
@@ -99,8 +100,8 @@ def _transformations(config: OptimizerConfig, schedule: optax.Schedule, params: 
     }[config.name]()
     # Adafactor's own step size: no update is larger than 1 in root mean square (arXiv:1804.04235).
     limit = [optax.clip_by_block_rms(1.0)] if config.name == "adafactor" else []
-    shrink = [optax.add_decayed_weights(decay, mask)] if decay else []
-    return [scale, *limit, *shrink, optax.scale_by_learning_rate(schedule)]
+    shrink = optax.add_decayed_weights(decay, mask)
+    return [scale, *limit, shrink, optax.scale_by_learning_rate(schedule)]
 
 
 def _accumulated(chain: optax.GradientTransformation, every: int, learning_rate) -> Optimizer:

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import os
 import pathlib
 
 import jax
@@ -49,7 +50,7 @@ def set_up(config: Config) -> Setup:
       ConfigError: something does not fit together.
     """
     tokenizer = make_tokenizer(config.data.tokenizer)
-    sizes = finalize(config, jax.device_count(), tokenizer.vocab_size)
+    sizes = finalize(config, _device_count(), tokenizer.vocab_size)
     stream = _open(config, tokenizer, "train_split")
     validation = (
         _open(config, tokenizer, "validation_split") if config.data.validation_split else None
@@ -57,6 +58,17 @@ def set_up(config: Config) -> Setup:
     units = run_units(config, stream.examples(config.data.sequence_length))
     programs = build_programs(config, make_mesh(sizes), units)
     return Setup(config, tokenizer, stream, validation, units, programs)
+
+
+def _device_count() -> int:
+    try:
+        return jax.device_count()
+    except (RuntimeError, AssertionError) as error:  # what JAX raises without the platform
+        reason = (str(error).splitlines() or ["it has no device"])[0]
+        raise ConfigError(
+            "JAX_PLATFORMS", os.environ.get("JAX_PLATFORMS", ""), f"does not start: {reason}",
+            "Unset it, or use cpu.",
+        ) from error  # fmt: skip
 
 
 def _open(config: Config, tokenizer: Tokenizer, split_field: str) -> TokenStream:
@@ -79,10 +91,18 @@ def use_compile_cache(directory: str) -> None:
     jax.config.update("jax_persistent_cache_min_entry_size_bytes", 0)
 
 
-def claim_workdir(config: Config) -> None:
-    """Writes the resolved configuration, after checking that the folder is not another run's."""
+def check_workdir(config: Config) -> None:
+    """Makes the folder of the run, after checking that it is not another run's.
+
+    Raises:
+      ConfigError: it is another run's, or it cannot be made.
+    """
     path = pathlib.Path(config.workdir).expanduser() / "config.json"
-    new = {**dict(leaves(config))}
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise _unwritable(config.workdir, error) from None
+    new = dict(leaves(config))
     if path.exists() and (path.parent / "checkpoints").exists():
         try:
             before = load(str(path))
@@ -97,12 +117,27 @@ def claim_workdir(config: Config) -> None:
                     name, new[name], f"the run in {config.workdir} has {value!r}.",
                     "Choose another --workdir, or delete that one.",
                 )  # fmt: skip
-    if jax.process_index() == 0:
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(json.dumps(config.to_dict(), indent=2) + "\n")
-        except OSError as error:
-            raise ConfigError(
-                "--workdir", config.workdir, f"cannot be written: {error.strerror}.",
-                "For example: --workdir=runs/quickstart",
-            ) from None  # fmt: skip
+
+
+def write_config(config: Config) -> None:
+    """Writes the resolved configuration, by which the run can be repeated.
+
+    Raises:
+      ConfigError: the folder cannot be written.
+    """
+    path = pathlib.Path(config.workdir).expanduser() / "config.json"
+    if jax.process_index() != 0:
+        return
+    partial = path.with_suffix(".partial")
+    try:
+        partial.write_text(json.dumps(config.to_dict(), indent=2) + "\n")
+        partial.replace(path)
+    except OSError as error:
+        raise _unwritable(config.workdir, error) from None
+
+
+def _unwritable(workdir: str, error: OSError) -> ConfigError:
+    return ConfigError(
+        "--workdir", workdir, f"cannot be written: {error.strerror}.",
+        "For example: --workdir=runs/quickstart",
+    )  # fmt: skip

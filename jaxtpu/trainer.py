@@ -1,5 +1,6 @@
 """A run, from a configuration to its results: set up, resume, train, sum up."""
 
+import itertools
 import json
 import math
 import shlex
@@ -22,7 +23,7 @@ from jaxtpu.observe.memory import peak_memory
 from jaxtpu.observe.profile import ProfileHook
 from jaxtpu.observe.tables import closing_rows, peak_flops, startup_rows
 from jaxtpu.observe.writer import MetricWriter
-from jaxtpu.setup import Setup, claim_workdir, set_up, use_compile_cache
+from jaxtpu.setup import Setup, check_workdir, set_up, use_compile_cache, write_config
 from jaxtpu.train.evaluate import evaluate
 from jaxtpu.train.loop import Clock, Progress, StopRequest, every, train_loop
 
@@ -44,16 +45,17 @@ def train(config: Config, command: str) -> int:
         use_compile_cache(config.compile_cache)
     setup = set_up(config)
     out = screen.make_console()
-    claim_workdir(config)
+    check_workdir(config)
     checkpoints = Checkpoints(config.workdir, config.checkpoint)
     start = checkpoints.latest_step or 0
     rows = startup_rows(config, setup.programs, setup.units, setup.stream, start)
     screen.table(out, "jaxtpu", rows)
     if start >= setup.units.steps:
-        _say_finished(out, start, command)
+        _say_finished(out, config, start, command)
         checkpoints.close()
         return EXIT_OK
     state, position = _first_state(setup, checkpoints, start, out)
+    write_config(config)
     with screen.busy(out, "compiled the train step"):
         train_step = setup.programs.train_step.lower(
             setup.programs.abstract_state, setup.programs.abstract_batch
@@ -82,14 +84,16 @@ def _first_state(setup: Setup, checkpoints: Checkpoints, start: int, out: Consol
     return state, Position.from_json(position)
 
 
-def _say_finished(out: Console, steps: int, command: str) -> None:
+def _say_finished(out: Console, config: Config, steps: int, command: str) -> None:
     out.print(f"\nThis run is finished: {steps} steps are done.")
-    screen.commands(out, [("To train longer", _longer(command, steps))])
+    screen.commands(out, [("To train longer", _longer(command, config, steps))])
 
 
-def _longer(command: str, steps: int) -> str:
+def _longer(command: str, config: Config, steps: int) -> str:
     """The command that trains for twice as many steps."""
-    words = [w for w in shlex.split(command) if not w.startswith("--config.train.steps=")]
+    lengths = ("--config.train.steps=", "--config.train.epochs=")
+    words = [word for word in shlex.split(command) if not word.startswith(lengths)]
+    words += ["--config.train.epochs=None"] if config.train.epochs else []
     return shlex.join([*words, f"--config.train.steps={2 * steps}"])
 
 
@@ -102,6 +106,7 @@ class _Run:
         self.writer = MetricWriter(self.config.workdir, start)
         self.display = screen.StepDisplay(out, start, setup.units.steps)
         self.log: LogHook | None = None
+        self.stop: StopRequest | None = None
         self.latest: dict[str, float] = {}
         self.validation_loss: dict[int, float] = {}
 
@@ -119,6 +124,7 @@ class _Run:
         )
         try:
             with loader, StopRequest() as stop:
+                self.stop = stop
                 state, step = train_loop(
                     train_step,
                     state,
@@ -171,10 +177,17 @@ class _Run:
         self.latest |= values
         self.writer.scalars(step, values)
         self.display.show(step, values)
-        if not math.isfinite(values["train/loss"]):
+        names = ("loss", "grad_norm")
+        self._check_finite(step, {name: values[f"train/{name}"] for name in names})
+
+    def _check_finite(self, step: int, metrics: dict[str, Any]) -> None:
+        """Stops the run where training has broken down, before that is saved over good states."""
+        for name in ("loss", "grad_norm"):
+            if math.isfinite(float(metrics[name])):
+                continue
             raise UserError(
-                f"the loss is {values['train/loss']} in the {self.config.train.log_every} steps up "
-                f"to {step}, so the run has stopped. Try a lower optimizer.learning_rate (now "
+                f"the {name} is {float(metrics[name])} at step {step} or in the few before, so the "
+                f"run has stopped. Try a lower optimizer.learning_rate (now "
                 f"{self.config.optimizer.learning_rate:g}), a longer optimizer.warmup, or "
                 f"optimizer.clip_norm=1; checkpoints in {self.checkpoints.directory}: "
                 f"{self.checkpoints.kept or 'none'}."
@@ -193,12 +206,15 @@ class _Run:
                 sharding=self.setup.programs.batch_sharding,
                 max_batches=self.config.train.evaluate_batches or None,
             )
+            stopped = lambda: bool(self.stop) and not progress.last  # noqa: E731
             means = evaluate(
                 self.setup.programs.eval_step,
                 progress.state.params,
-                batches,
+                itertools.takewhile(lambda _: not stopped(), batches),
                 self.config.train.max_steps_in_flight,
             )
+            if stopped():
+                return  # a part of the split is no evaluation, and there is a state to save
             values = {f"validation/{name}": value for name, value in means.items()}
             self.latest |= values
             self.validation_loss[progress.step] = means["loss"]
@@ -211,6 +227,8 @@ class _Run:
 
     def _save(self, progress: Progress) -> None:
         progress.drain()
+        self.log.flush(progress)
+        self._check_finite(progress.step, jax.device_get(progress.metrics))
         with progress.clock.pause():
             self.checkpoints.save(
                 progress.step,
@@ -241,7 +259,7 @@ class _Run:
         screen.commands(
             self.out,
             [
-                ("To train longer", _longer(command, setup.units.steps)),
+                ("To train longer", _longer(command, self.config, setup.units.steps)),
                 ("To generate", f'python run.py generate --workdir={folder} --prompt="def "'),
             ],
         )

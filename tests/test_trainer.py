@@ -11,7 +11,7 @@ import jax
 import numpy as np
 import pytest
 
-from jaxtpu import cli
+from jaxtpu import cli, trainer
 from jaxtpu.checkpoint import Checkpoints
 from jaxtpu.config import CheckpointConfig
 from jaxtpu.observe.console import StepDisplay
@@ -162,7 +162,8 @@ def test_a_loss_that_is_not_a_number_stops_the_run(tmp_path, capsys):
     words = ("--config.optimizer.learning_rate=1e30", "--config.optimizer.clip_norm=0")
     assert run(tmp_path, *words) == 1
     error = capsys.readouterr().err
-    assert error.startswith("error: the loss is nan") and "learning_rate (now 1e+30)" in error
+    assert re.match(r"error: the (loss|grad_norm) is (nan|inf)", error)
+    assert "learning_rate (now 1e+30)" in error
 
 
 def test_a_damaged_checkpoint_is_named_with_what_is_left(tmp_path, capsys):
@@ -194,3 +195,52 @@ def test_a_damaged_metrics_file_loses_only_what_is_damaged(damage, tmp_path):
     path.write_bytes(b'{"step": 1, "train/loss": 2.0}\n' + damage)
     MetricWriter(str(tmp_path), start=5).close()
     assert losses(tmp_path) == {1: 2.0}
+
+
+def test_a_run_that_breaks_down_keeps_its_good_checkpoints(tmp_path, capsys):
+    assert run(tmp_path, "--config.train.steps=4") == 0
+    words = ("--config.optimizer.learning_rate=1e30", "--config.optimizer.clip_norm=0")
+    assert run(tmp_path, "--config.train.steps=12", "--config.checkpoint.every=1", *words) == 1
+    capsys.readouterr()
+    assert "4" in Checkpoints(str(tmp_path), CheckpointConfig()).kept.split(", ")
+
+
+def test_clipping_and_decay_can_be_switched_off_in_a_resumed_run(tmp_path):
+    assert run(tmp_path, "--config.train.steps=2") == 0
+    words = ("--config.optimizer.clip_norm=0", "--config.optimizer.weight_decay=0")
+    assert run(tmp_path, "--config.train.steps=4", *words) == 0
+
+
+def test_the_command_to_train_longer_works_for_a_run_of_epochs(tmp_path, capsys):
+    words = ("--config.train.steps=None", "--config.train.epochs=2")
+    assert run(tmp_path, *words, "--config.train.steps_per_epoch=1") == 0
+    command = re.search(r"To train longer: python run.py (.*)", capsys.readouterr().out)[1]
+    assert cli.main(command.split()) == 0
+    assert list(losses(tmp_path)) == [1, 2, 3, 4]
+
+
+def test_a_signal_in_an_evaluation_ends_it_at_once(tmp_path, monkeypatch, capsys):
+    evaluate = trainer.evaluate
+
+    def signalled(*arguments):
+        signal.raise_signal(signal.SIGTERM)
+        return evaluate(*arguments)
+
+    monkeypatch.setattr(trainer, "evaluate", signalled)
+    assert run(tmp_path, "--config.train.evaluate_every=3") == 128 + signal.SIGTERM
+    assert "validation loss" not in capsys.readouterr().out
+    assert list(losses(tmp_path)) == [1, 2, 3, 4]
+
+
+@pytest.mark.parametrize(
+    "words",
+    [["--seed=-1"], ["--temperature=nan"], ["--prompt=\udcff"], ["--tokens=abc"], ["--seed=1e30"]],
+)
+def test_generate_refuses_what_it_cannot_do(words, uninterrupted, capsys):
+    assert cli.main(["generate", f"--workdir={uninterrupted}", *words]) == 2
+    assert capsys.readouterr().err.startswith(f"error: {words[0].split('=')[0]}=")
+
+
+def test_a_folder_whose_name_hides_checkpoints_is_refused(tmp_path, capsys):
+    assert run(tmp_path / "run[1]") == 2
+    assert "--workdir=" in capsys.readouterr().err

@@ -83,7 +83,7 @@ def every(interval: int, hook: Hook, *, when_stopping: bool = False) -> Hook:
 
     def at_interval(progress: Progress) -> None:
         due = progress.last or (interval and progress.step % interval == 0)
-        if progress.stopping:
+        if progress.stopping and not progress.last:
             due = when_stopping
         if due:
             hook(progress)
