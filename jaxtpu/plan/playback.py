@@ -1,0 +1,297 @@
+"""A compiled program's schedule, played through with a clock.
+
+An operation takes the cycles that the compiler estimates. What it gives none for is modelled:
+
+- An asynchronous transfer (a collective, or a copy between memories) runs while what is scheduled
+  between its start and its done does; the rest is waited for. Transfers that need the same links,
+  or the same memory, run one after another. HBM traffic of the compute beside them is ignored.
+- A Pallas kernel takes the slower of its own estimate's FLOPs at the peak and its bytes at HBM's
+  rate; one without an estimate, and a gather, scatter or sort, moves its operands and its result.
+- A loop's body is played twice; its second run stands for all that follow.
+- A branch takes the longest of its computations.
+"""
+
+import collections
+import dataclasses
+import re
+from collections.abc import Callable
+
+from jaxtpu.hardware import Generation, Slice
+from jaxtpu.plan.collectives import KINDS, Collective, make_collective, make_dcn_transfer
+from jaxtpu.plan.hlo import HOST, Computation, Instruction, Module, trip_count
+
+# Between a host and a chip: PCIe, https://jax-ml.github.io/scaling-book/tpus
+HOST_BYTES_PER_SECOND = 15e9
+PRODUCTS, ATTENTION, ELEMENTWISE = "matrix products", "attention", "elementwise"
+COPIES, KERNELS = "copies", "kernels"
+CATEGORIES = (PRODUCTS, ATTENTION, ELEMENTWISE, COPIES, KERNELS)
+
+_ATTENTION = re.compile(r".*/(?:attention|attn)/([^/]+)")
+_PROJECTIONS = {"query", "key", "value", "out"}  # in it, but the work of any linear layer
+_MOVES = {
+    "bitcast", "broadcast", "concatenate", "constant", "copy", "dynamic-slice",
+    "dynamic-update-slice", "get-tuple-element", "iota", "pad", "parameter", "partition-id",
+    "reshape", "reverse", "slice", "transpose", "tuple",
+}  # fmt: skip
+_BY_BYTES = {"fusion", "gather", "scatter", "sort"}  # where they have no cycles
+_KERNEL = "tpu_custom_call"
+_RENDEZVOUS = re.compile(r'_xla_host_transfer_rendezvous="([^"]*)"')
+
+
+def clock(generation: Generation) -> float:
+    """Cycles a second. Where none is known (v7x): at which four matrix units a core, as on v6e,
+    reach the published peak."""
+    return generation.clock_hz or generation.peak_flops_bf16 / (8 * generation.mxu_size**2)
+
+
+@dataclasses.dataclass(frozen=True)
+class Copy:
+    """A copy between memories: its seconds, and the lane that copies wait for one another in."""
+
+    seconds: float
+    lane: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Contents:
+    """What a computation of a fusion does.
+
+    Attributes:
+      product: whether it has a matrix product.
+      moves: whether it does nothing but move data.
+      collective: that it runs, or is a part of.
+      operand_bytes, result_bytes: of that collective's operands, and of the fusion's result.
+      role: `start` or `done` where it is that end of an asynchronous collective.
+    """
+
+    product: bool
+    moves: bool
+    collective: Instruction | None
+    operand_bytes: int
+    result_bytes: int
+    role: str
+
+
+class Player:
+    """Plays computations.
+
+    A `weight` is how often that which is played runs in a step.
+
+    Attributes:
+      now: seconds so far.
+      cycles: so far, as the compiler estimates them.
+      seconds: of compute and of waits for copies, by category.
+      busy, exposed: seconds of collectives, and those of them that are waited for, by kind.
+      collectives: how often each runs.
+      unknown_loops: names of loops whose length is not known.
+    """
+
+    def __init__(self, module: Module, slice_: Slice):
+        self._module, self._slice = module, slice_
+        self._clock = clock(slice_.generation)
+        self.now, self.cycles = 0.0, 0
+        self.seconds: collections.Counter[str] = collections.Counter()
+        self.busy: collections.Counter[str] = collections.Counter()
+        self.exposed: collections.Counter[str] = collections.Counter()
+        self.collectives: dict[Collective, int] = {}
+        self.unknown_loops: list[str] = []
+        self._free: dict[str, float] = {}  # when the last transfer of a lane ends
+        self._pending: dict[str, tuple[float, Collective | Copy, int]] = {}  # end, itself, weight
+        self._contents: dict[str, Contents] = {}
+
+    def run(self, computation: Computation, weight: int = 1) -> None:
+        for instruction in computation.instructions:
+            self._play(instruction, computation, weight)
+
+    def wait_for_all(self) -> None:
+        """The program ends when its transfers have."""
+        for key in list(self._pending):
+            self._done(key)
+
+    def _play(self, instruction: Instruction, computation: Computation, weight: int) -> None:
+        special: dict[str, Callable] = {
+            "while": self._loop, "conditional": self._branch, "call": self._call,
+            "fusion": self._fusion, "send": self._send, "recv-done": self._received,
+        }  # fmt: skip
+        base, _, half = instruction.opcode.rpartition("-")
+        if instruction.opcode in special:
+            special[instruction.opcode](instruction, computation, weight)
+        elif half == "done":
+            self._done(instruction.operands[0])
+        elif half == "update":
+            self._pending[instruction.name] = self._pending.pop(instruction.operands[0])
+        elif half == "start":
+            self._start(instruction.name, self._transfer(instruction, base, computation), weight)
+        elif instruction.opcode in KINDS:
+            made = self._collective(instruction.opcode, instruction, computation)
+            self._start(instruction.name, made, weight)
+            self._done(instruction.name)
+        else:
+            self._compute(instruction, computation, weight)
+
+    def _loop(self, loop: Instruction, _: Computation, weight: int) -> None:
+        runs = trip_count(self._module, loop)
+        if runs is None:
+            self.unknown_loops.append(loop.name)
+            runs = 1
+        body = self._module.computations[loop.attributes["body"].lstrip("%")]
+        if runs > 0:
+            self.run(body, weight)
+        if runs > 1:
+            before = self.now
+            self.run(body, weight * (runs - 1))
+            self.now += (self.now - before) * (runs - 2)
+
+    def _branch(self, branch: Instruction, _: Computation, weight: int) -> None:
+        computations = [self._module.computations[name] for name in branch.called]
+        self.run(max(computations, key=self._alone), weight)
+
+    def _alone(self, computation: Computation) -> float:
+        player = Player(self._module, self._slice)
+        player.run(computation)
+        player.wait_for_all()
+        return player.now
+
+    def _call(self, call: Instruction, _: Computation, weight: int) -> None:
+        self.run(self._module.computations[call.called[0]], weight)
+
+    def _fusion(self, fusion: Instruction, computation: Computation, weight: int) -> None:
+        """A fusion computes, also while it is a part of a collective that has started; or it is
+        the start, the end or the whole of a collective."""
+        inside = self._look_into(fusion.called[0])
+        key = inside.collective and f"channel {inside.collective.attributes.get('channel_id')}"
+        if inside.role == "done":
+            self._done(key)
+        elif key is None or key in self._pending:
+            self._compute(fusion, computation, weight)
+        else:
+            kind = inside.collective.opcode
+            if kind == "all-reduce" and inside.result_bytes < inside.operand_bytes:
+                kind = "reduce-scatter"
+            size, config = inside.operand_bytes, fusion.backend_config
+            made = make_collective(kind, inside.collective, size, config, self._slice)
+            if fusion.estimated_cycles:
+                self._compute(fusion, computation, weight)
+            self._start(key, made, weight)
+            if not inside.role:
+                self._done(key)
+
+    def _look_into(self, name: str) -> Contents:
+        """Contents of a fusion's computation, fusions inside it included."""
+        if name not in self._contents:
+            computation = self._module.computations[name]
+            parts = computation.instructions
+            nested = [self._look_into(i.called[0]) for i in parts if i.opcode == "fusion"]
+            flat = [i for i in parts if i.opcode != "fusion"]
+            found = next((i for i in flat if i.opcode in KINDS), None)
+            targets = {i.custom_call_target for i in flat if i.opcode == "custom-call"}
+            ends = {"AsyncCollectiveStart": "start", "AsyncCollectiveDone": "done"}
+            self._contents[name] = Contents(
+                any(i.opcode in ("convolution", "dot") for i in flat)
+                or any(c.product for c in nested),
+                all(i.opcode in _MOVES for i in flat) and all(c.moves for c in nested),
+                found,
+                _operand_bytes(found, computation) if found else 0,
+                computation.root.shape.bytes,
+                next((role for target, role in ends.items() if target in targets), ""),
+            )
+        return self._contents[name]
+
+    def _transfer(
+        self, start: Instruction, base: str, computation: Computation
+    ) -> Collective | Copy:
+        """What an instruction `base`-start starts."""
+        if base in KINDS:
+            return self._collective(base, start, computation)
+        if base == "async":
+            inner = self._module.computations[start.called[0]]
+            found = next((i for i in inner.instructions if i.opcode in KINDS), None)
+            if found:
+                return self._collective(found.opcode, found, inner)
+        moved = start.shape.elements[1]  # (the operands, the result, semaphores)
+        spaces = {leaf.memory_space for leaf in start.shape.leaves}
+        if HOST in spaces:
+            rate = HOST_BYTES_PER_SECOND / self._slice.generation.devices_per_chip
+            return Copy(moved.bytes / rate, "host")
+        return Copy(moved.bytes / self._slice.generation.hbm_bandwidth, "hbm")
+
+    def _collective(self, kind: str, stated: Instruction, computation: Computation) -> Collective:
+        size = _operand_bytes(stated, computation)
+        return make_collective(kind, stated, size, stated.backend_config, self._slice)
+
+    def _send(self, send: Instruction, computation: Computation, weight: int) -> None:
+        """The multi-slice runtime sends an operand and brings what `recv-done` waits for."""
+        if meeting := _RENDEZVOUS.search(send.text):
+            size = computation.by_name[send.operands[0]].shape.bytes
+            self._start(meeting[1], make_dcn_transfer(send, size, self._slice), weight)
+
+    def _received(self, done: Instruction, computation: Computation, _: int) -> None:
+        if meeting := _RENDEZVOUS.search(computation.by_name[done.operands[0]].text):
+            self._done(meeting[1])
+
+    def _start(self, key: str, transfer: Collective | Copy, weight: int) -> None:
+        end = max(self.now, self._free.get(transfer.lane, 0.0)) + transfer.seconds
+        self._free[transfer.lane] = end
+        self._pending[key] = (end, transfer, weight)
+        if isinstance(transfer, Collective):
+            self.collectives[transfer] = self.collectives.get(transfer, 0) + weight
+            self.busy[transfer.kind] += transfer.seconds * weight
+
+    def _done(self, key: str | None) -> None:
+        """Waits for a transfer, if it has started."""
+        end, transfer, weight = self._pending.pop(key, (0.0, None, 0))
+        wait = max(0.0, end - self.now)
+        self.now += wait
+        if isinstance(transfer, Collective):
+            self.exposed[transfer.kind] += wait * weight
+        elif transfer:
+            self.seconds[COPIES] += wait * weight
+
+    def _compute(self, instruction: Instruction, computation: Computation, weight: int) -> None:
+        cycles = instruction.estimated_cycles
+        if cycles is None:
+            seconds = self._seconds_by_bytes(instruction, computation)
+        else:
+            self.cycles += cycles * weight
+            seconds = cycles / self._clock
+        if seconds:
+            self.now += seconds
+            self.seconds[self._category(instruction)] += seconds * weight
+
+    def _seconds_by_bytes(self, instruction: Instruction, computation: Computation) -> float:
+        """Seconds of what has no cycles: 0 of scalars and of what only names memory."""
+        kernel = instruction.custom_call_target == _KERNEL
+        if not kernel and instruction.opcode not in _BY_BYTES:
+            return 0.0
+        generation = self._slice.generation
+        config = instruction.backend_config if kernel else {}
+        known = config.get("custom_call_config", {}).get("cost_estimate", {})
+        moved = _operand_bytes(instruction, computation) + instruction.shape.bytes
+        moved = int(known.get("bytes_accessed", moved))
+        flops = int(known.get("flops", 0))
+        return max(flops / generation.peak_flops_bf16, moved / generation.hbm_bandwidth)
+
+    def _path(self, instruction: Instruction) -> str:
+        """Path of the JAX operation; of a fusion without one, that of the last inside that has."""
+        if "/" in instruction.op_name or instruction.opcode != "fusion":
+            return instruction.op_name
+        inside = self._module.computations[instruction.called[0]].instructions
+        return next((i.op_name for i in reversed(inside) if "/" in i.op_name), "")
+
+    def _category(self, instruction: Instruction) -> str:
+        within = _ATTENTION.match(self._path(instruction))
+        if within and within[1] not in _PROJECTIONS:
+            return ATTENTION
+        if instruction.custom_call_target == _KERNEL:
+            return KERNELS
+        if instruction.opcode == "fusion":
+            inside = self._look_into(instruction.called[0])
+            return PRODUCTS if inside.product else COPIES if inside.moves else ELEMENTWISE
+        if instruction.opcode in ("convolution", "dot"):
+            return PRODUCTS
+        return COPIES if instruction.opcode in _MOVES else ELEMENTWISE
+
+
+def _operand_bytes(instruction: Instruction, computation: Computation) -> int:
+    """Bytes of the operands, without padding."""
+    return sum(computation.by_name[name].shape.bytes for name in instruction.operands)
