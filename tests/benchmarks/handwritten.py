@@ -130,7 +130,10 @@ def loss_and_accuracy(params, batch, settings: Settings, shard):
     losses = jax.nn.logsumexp(logits, axis=-1) - picked
     hits = jnp.argmax(logits, axis=-1) == batch["targets"]
     tokens = jnp.sum(batch["weights"])
-    mean = lambda values: jnp.sum(values * batch["weights"]) / jnp.maximum(tokens, 1.0)  # noqa: E731
+
+    def mean(values):
+        return jnp.sum(values * batch["weights"]) / jnp.maximum(tokens, 1.0)
+
     return mean(losses), {"accuracy": mean(hits), "tokens": tokens}
 
 

@@ -132,7 +132,7 @@ def compare_losses(ours, theirs, batches, compute: str) -> bool:
 
 
 def describe(name: str, compiled) -> str:
-    """What the compiler made of a step: flops, bytes, temporaries, and how many of which operation."""
+    """What the compiler made of a step: flops, bytes, temporaries, operations by kind."""
     cost, text = compiled.cost_analysis(), compiled.as_text()
     counts = collections.Counter(re.findall(r" ([a-z][a-z-]*?)(?:-start)?\(", text))
     counted = ", ".join(f"{counts[op]} {op}" for op in OPERATIONS if counts[op])
