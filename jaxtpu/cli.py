@@ -38,6 +38,9 @@ _MACHINE_FAULTS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.
 
 def main(argv: list[str]) -> int:
     """Runs a command line (without the program's name); returns the exit code."""
+    for stream in (sys.stdout, sys.stderr):  # a locale without these characters ends no run
+        if hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="replace")
     try:
         return _dispatch(argv)
     except UserError as error:

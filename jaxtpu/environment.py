@@ -2,6 +2,7 @@
 
 import glob
 import importlib.util
+import logging
 import os
 import warnings
 
@@ -69,6 +70,7 @@ def _quieten() -> None:
     os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
     os.environ.setdefault("NO_GCE_CHECK", "true")  # TFDS would wait for a metadata server
     warnings.filterwarnings("ignore", category=DeprecationWarning)
+    logging.getLogger("matplotlib").setLevel(logging.ERROR)  # TFDS imports it; a cache it may lack
 
 
 def has_libtpu() -> bool:

@@ -71,8 +71,9 @@ def generate(
     if not temperature >= 0:
         raise ConfigError("--temperature", temperature, "must not be negative.", "Use 0.7.")
     try:
-        prompt.encode()
-    except UnicodeEncodeError:
+        # A locale other than UTF-8 hands over the bytes of the command line as surrogates.
+        prompt = prompt.encode("utf-8", "surrogateescape").decode("utf-8")
+    except UnicodeError:
         raise ConfigError("--prompt", prompt, "is not UTF-8.", "Use text in UTF-8.") from None
     ids = [tokenizer.document_start, *tokenizer.encode(prompt).tolist()]
     if len(ids) >= length:

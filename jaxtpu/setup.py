@@ -1,6 +1,9 @@
 """What every verb starts with: the configuration checked, the data open, the programs derived."""
 
+import contextlib
 import dataclasses
+import errno
+import fcntl
 import json
 import os
 import pathlib
@@ -84,8 +87,19 @@ def _open(config: Config, tokenizer: Tokenizer, split_field: str) -> TokenStream
 
 
 def use_compile_cache(directory: str) -> None:
-    """Compiled programs are kept in `directory`, so that the next start is quick."""
+    """Compiled programs are kept in `directory`, so that the next start is quick.
+
+    Raises:
+      ConfigError: the folder cannot be written.
+    """
     folder = pathlib.Path(directory).expanduser()
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(
+            "compile_cache", directory, f"cannot be written: {error.strerror}.",
+            "Use --config.compile_cache= for none.",
+        ) from None  # fmt: skip
     jax.config.update("jax_compilation_cache_dir", str(folder))
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.5)
     jax.config.update("jax_persistent_cache_min_entry_size_bytes", 0)
@@ -117,6 +131,27 @@ def check_workdir(config: Config) -> None:
                     name, new[name], f"the run in {config.workdir} has {value!r}.",
                     "Choose another --workdir, or delete that one.",
                 )  # fmt: skip
+
+
+@contextlib.contextmanager
+def locked(workdir: str):
+    """Keeps a second run out of the folder for as long as this one lives, however it ends.
+
+    Raises:
+      ConfigError: a run is in it.
+    """
+    with (pathlib.Path(workdir).expanduser() / ".lock").open("w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise ConfigError(
+                "--workdir", workdir, "another run is in this folder.",
+                "Wait for it, or choose another --workdir.",
+            ) from None  # fmt: skip
+        except OSError as error:
+            if error.errno not in (errno.ENOLCK, errno.ENOTSUP):  # a file system without locks
+                raise
+        yield
 
 
 def write_config(config: Config) -> None:

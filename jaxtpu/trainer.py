@@ -23,7 +23,7 @@ from jaxtpu.observe.memory import peak_memory
 from jaxtpu.observe.profile import ProfileHook
 from jaxtpu.observe.tables import closing_rows, peak_flops, startup_rows
 from jaxtpu.observe.writer import MetricWriter
-from jaxtpu.setup import Setup, check_workdir, set_up, use_compile_cache, write_config
+from jaxtpu.setup import Setup, check_workdir, locked, set_up, use_compile_cache, write_config
 from jaxtpu.train.evaluate import evaluate
 from jaxtpu.train.loop import Clock, Progress, StopRequest, every, train_loop
 
@@ -46,6 +46,12 @@ def train(config: Config, command: str) -> int:
     setup = set_up(config)
     out = screen.make_console()
     check_workdir(config)
+    with locked(config.workdir):
+        return _train(setup, out, command)
+
+
+def _train(setup: Setup, out: Console, command: str) -> int:
+    config = setup.config
     checkpoints = Checkpoints(config.workdir, config.checkpoint)
     start = checkpoints.latest_step or 0
     rows = startup_rows(config, setup.programs, setup.units, setup.stream, start)

@@ -47,7 +47,8 @@ def test_a_parameter_that_nothing_divides_is_said_to_be_whole(rules):
 def test_every_spec_divides_its_array():
     for sizes in ({"tensor": 8}, {"fsdp": 8}, {"data": 2, "fsdp": 2, "tensor": 2}):
         for leaf in jax.tree.leaves(programs_on(sizes).abstract_state):
-            leaf.sharding.shard_shape(leaf.shape)  # raises where a dimension is not divided
+            for size, part in zip(leaf.shape, leaf.sharding.shard_shape(leaf.shape), strict=True):
+                assert size % part == 0
 
 
 def test_a_factored_moment_is_divided_as_the_rest_of_its_parameter():
@@ -79,7 +80,9 @@ def test_a_replicated_model_does_not_start(sizes, sections, field, named):
 
 
 def test_replication_on_purpose_is_allowed():
-    programs_on({"fsdp": 8}, sharding={"embed": "", "max_replicated": 1.0})
+    programs = programs_on({"fsdp": 8}, sharding={"embed": "", "max_replicated": 1.0})
+    params = jax.tree.leaves(programs.abstract_state.params)
+    assert all(leaf.sharding.is_fully_replicated for leaf in params)
 
 
 def test_a_pattern_that_matches_nothing_is_an_error():

@@ -2,10 +2,13 @@
 
 import errno
 import json
+import os
 import pathlib
 import re
 import shutil
 import signal
+import subprocess
+import sys
 
 import jax
 import numpy as np
@@ -16,7 +19,10 @@ from jaxtpu.checkpoint import Checkpoints
 from jaxtpu.config import CheckpointConfig
 from jaxtpu.observe.console import StepDisplay
 from jaxtpu.observe.writer import MetricWriter
+from jaxtpu.setup import locked
 from tests.tiny import programs_on
+
+ROOT = pathlib.Path(__file__).parents[1]
 
 CONFIG = f"--config={pathlib.Path(__file__).parent / 'configs' / 'tiny.py'}"
 
@@ -244,3 +250,23 @@ def test_generate_refuses_what_it_cannot_do(words, uninterrupted, capsys):
 def test_a_folder_whose_name_hides_checkpoints_is_refused(tmp_path, capsys):
     assert run(tmp_path / "run[1]") == 2
     assert "--workdir=" in capsys.readouterr().err
+
+
+def test_a_second_run_is_kept_out_of_the_folder(tmp_path, capsys):
+    with locked(str(tmp_path)):
+        assert run(tmp_path) == 2
+        assert "another run is in this folder" in capsys.readouterr().err
+    assert run(tmp_path, "--config.train.steps=1") == 0
+
+
+def test_a_compile_cache_that_cannot_be_written_is_told(tmp_path, capsys):
+    assert run(tmp_path, "--config.compile_cache=/proc/none") == 2
+    assert capsys.readouterr().err.startswith("error: compile_cache='/proc/none': cannot be")
+
+
+def test_a_locale_without_the_characters_of_a_sample_ends_no_run(uninterrupted):
+    words = [sys.executable, "run.py", "generate", f"--workdir={uninterrupted}", "--prompt=\u00e9"]
+    environment = os.environ | {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONIOENCODING": "ascii"}
+    done = subprocess.run(words, env=environment, cwd=ROOT, capture_output=True, timeout=300)
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert done.stdout.startswith(b"?")

@@ -167,7 +167,7 @@ class TfdsSource:
                 if isinstance(error, (PermissionError, FileNotFoundError, NotADirectoryError)):
                     raise ConfigError(
                         "data.directory", str(builder.data_dir),
-                        f"cannot be written: {error.strerror}.", "Use ~/.cache/jaxtpu/data.",
+                        f"cannot be written: {error.strerror}.", "Name a folder of yours, such as /tmp/jaxtpu.",
                     ) from error  # fmt: skip
                 raise UserError(
                     f"data.source={self._source!r}: TFDS could not prepare it in "

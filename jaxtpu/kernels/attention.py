@@ -16,6 +16,16 @@ def choose_attention(name: str, device_kind: str) -> tuple[str, str]:
     return "xla", f"plain attention, the one implementation so far ({device_kind} has no other)"
 
 
+def attention(
+    name: str, q_BTHD: jax.Array, k_BSKD: jax.Array, v_BSKD: jax.Array, segment_ids_BT: jax.Array
+) -> jax.Array:
+    """Attention by the implementation that `name` chooses; see `xla_attention` for the rest."""
+    rules = active_rules()
+    kind = rules.mesh.devices.flat[0].device_kind if rules else "cpu"
+    implementation, _ = choose_attention(name, kind)
+    return IMPLEMENTATIONS[implementation](q_BTHD, k_BSKD, v_BSKD, segment_ids_BT)
+
+
 def xla_attention(
     q_BTHD: jax.Array, k_BSKD: jax.Array, v_BSKD: jax.Array, segment_ids_BT: jax.Array
 ) -> jax.Array:
@@ -45,3 +55,6 @@ def xla_attention(
     scores_BKGTS = jnp.where(mask_BTS[:, None, None], scores_BKGTS * D**-0.5, _MASKED)
     weights_BKGTS = jax.nn.softmax(scores_BKGTS, axis=-1).astype(v_BSKD.dtype)
     return jnp.einsum("BKGTS,BSKD->BTKGD", weights_BKGTS, v_BSKD).reshape(B, T, H, D)
+
+
+IMPLEMENTATIONS = {"xla": xla_attention}

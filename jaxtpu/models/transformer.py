@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from jaxtpu.config import ModelConfig
-from jaxtpu.kernels.attention import xla_attention
+from jaxtpu.kernels.attention import attention
 from jaxtpu.models.module import Module
 from jaxtpu.precision import Precision
 from jaxtpu.sharding import constrain
@@ -76,7 +76,7 @@ class Attention(Module):
         self.key = Linear((E, K, D), key_axes, precision, rngs=rngs)
         self.value = Linear((E, K, D), key_axes, precision, rngs=rngs)
         self.out = Linear((H, D, E), ("heads", "head_dim", "embed"), precision, inputs=2, rngs=rngs)
-        self.theta = config.rope_theta
+        self.theta, self.implementation = config.rope_theta, config.attention
 
     def __call__(self, x_BTE, segment_ids_BT, positions_BT) -> jax.Array:
         q_BTHD = constrain(self.query(x_BTE), "batch", "sequence", "heads", "head_dim")
@@ -84,7 +84,7 @@ class Attention(Module):
         v_BTKD = constrain(self.value(x_BTE), "batch", "sequence", "kv_heads", "head_dim")
         q_BTHD = rotate(q_BTHD, positions_BT, self.theta)
         k_BTKD = rotate(k_BTKD, positions_BT, self.theta)
-        mixed_BTHD = xla_attention(q_BTHD, k_BTKD, v_BTKD, segment_ids_BT)
+        mixed_BTHD = attention(self.implementation, q_BTHD, k_BTKD, v_BTKD, segment_ids_BT)
         return self.out(constrain(mixed_BTHD, "batch", "sequence", "heads", "head_dim"))
 
 

@@ -119,8 +119,7 @@ def test_batches_are_sharded_and_as_specified(make_loader, sharding):
 
 
 def test_rows_and_columns_may_both_be_sharded(make_loader):
-    if jax.device_count() % 2:
-        pytest.skip("needs an even number of devices")
+    assert jax.device_count() % 2 == 0, "conftest.py emulates 8"
     mesh = jax.make_mesh((jax.device_count() // 2, 2), ("data", "sequence"))
     sharding = NamedSharding(mesh, PartitionSpec("data", "sequence"))
     both = take(make_loader(sharding=sharding), 2)
