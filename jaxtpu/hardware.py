@@ -1,4 +1,4 @@
-"""What each TPU generation is, and which slices of it can be had: sizes, rates, shapes, prices.
+"""What each TPU generation is, and which slices of it can be had: sizes, rates, shapes.
 
 Every figure names its source beside it; a figure without a source is None. HBM limits are what the
 compiler (libtpu 0.0.42.1) says it has, when a program asks for more.
@@ -17,12 +17,10 @@ from jaxtpu.errors import ConfigError, nearest
 #   JAX      jax/_src/pallas/mosaic/tpu_info.py of JAX 0.10.2
 #   CACM     Jouppi et al., A Domain-Specific Supercomputer for Training DNNs, CACM 63(7), 2020
 #   TPUv4    Jouppi et al., TPU v4, ISCA 2023, https://arxiv.org/abs/2304.01433
+#   SkyPilot github.com/skypilot-org/skypilot, sky/clouds/gcp.py, and the price list of its catalogue
+#   GKE      https://docs.cloud.google.com/kubernetes-engine/docs/concepts/plan-tpus
 # CACM and TPUv4 are unconfirmed: no copy of them was at hand when the table was written.
 
-# The vendor's price list as SkyPilot copied it: catalogs/v8/gcp/vms.csv at commit 006059e. Its
-# format is in use since the end of 2025; the day of the commit is not known here.
-_CATALOG, _CATALOG_DATE = "https://github.com/skypilot-org/skypilot-catalog", "2025-12"
-_BOOK_PRICES = "https://jax-ml.github.io/scaling-book/applied-inference"
 # Chips. Google's xpk lists all default shapes of v5p and 7x up to 4x4x244, and none longer.
 _LONGEST_3D_AXIS = 256
 
@@ -46,8 +44,8 @@ class Generation:
       dcn_bandwidth: bytes/s of a host of `chips_per_host` chips, to other slices.
       vmem_bytes: vector memory of a TensorCore.
       mxu_size: edge of a matrix unit.
-      price_per_chip_hour: USD, on demand, as `price_source` had it for US regions; None: absent.
       chips_per_host: chips of a virtual machine, hence of a JAX process, of a larger slice.
+      host_memory_gib: memory of such a machine, GiB; one of twice the chips has twice as much.
       largest_host: chips of the largest single machine; a slice up to this size has one host.
       compiler_name: prefix of libtpu's topology names, where it is not `name`.
       chip_config: libtpu's `chip_config_name`, where its default is not what JAX runs with.
@@ -68,11 +66,9 @@ class Generation:
     ici_link_bandwidth: float | None = None
     dcn_bandwidth: float | None = None
     clock_hz: float | None = None
-    price_per_chip_hour: float | None = None
-    price_date: str = _CATALOG_DATE
-    price_source: str = _CATALOG
     mxu_size: int = 128  # Book
     chips_per_host: int = 4
+    host_memory_gib: float | None = None
     largest_host: int = 4
     compiler_name: str | None = None
     chip_config: str | None = None
@@ -118,12 +114,12 @@ def _block_sizes(most: int) -> tuple[int, ...]:
 _TABLE = (
     Generation(
         "v2", ("TPU v2",), cores_per_chip=2, devices_per_chip=2, torus_dims=2,
-        sizes=(4, 16, 64, 128, 256),  # catalogue; torch_xla/_internal/tpu.py has the same
+        sizes=(4, 16, 64, 128, 256),  # SkyPilot; torch_xla/_internal/tpu.py has the same
         hbm_gib=8.0, hbm_limit_gib=7.48, default_budget_gib=7.48,
         peak_flops_bf16=22.5e12,  # unconfirmed: Cloud/v2 was not found; JAX: 23e12
         clock_hz=700e6, ici_link_bandwidth=62e9,  # CACM: 496 Gbit/s a link
         hbm_bandwidth=358e9, vmem_bytes=16 * 2**20,  # JAX
-        price_per_chip_hour=1.50,  # v2-32 and up, us-central1; a lone v2-8 is 1.125 a chip
+        host_memory_gib=334,  # SkyPilot
     ),
     Generation(
         "v3", ("TPU v3",), cores_per_chip=2, devices_per_chip=2, torus_dims=2,  # Cloud
@@ -136,7 +132,7 @@ _TABLE = (
         # Cloud: all-reduce of a pod 340 TB/s, over 1024 chips of 4 links; CACM: 656 Gbit/s, the
         # same. Book has 100e9, and so does Cloud's bisection of 6.4 TB/s over 64 links.
         ici_link_bandwidth=83e9,
-        price_per_chip_hour=2.00,  # us-central1 (v3-8), us-east1 (larger)
+        host_memory_gib=334,  # SkyPilot
     ),
     Generation(
         "v4", ("TPU v4",), cores_per_chip=2, devices_per_chip=1, torus_dims=3,  # Cloud
@@ -146,7 +142,7 @@ _TABLE = (
         clock_hz=1050e6, vmem_bytes=16 * 2**20,  # TPUv4; JAX
         ici_link_bandwidth=45e9,  # Book; Cloud agrees: all-reduce 1.1 PB/s, 4096 chips of 6 links
         dcn_bandwidth=25e9,  # Book: 6.25e9 a chip
-        price_per_chip_hour=3.22,  # us-central2
+        host_memory_gib=400,  # SkyPilot
     ),
     Generation(
         "v5e", ("TPU v5 lite", "TPU v5e"), cores_per_chip=1, devices_per_chip=1, torus_dims=2,
@@ -156,7 +152,7 @@ _TABLE = (
         clock_hz=1500e6, vmem_bytes=128 * 2**20,  # Book; JAX
         ici_link_bandwidth=50e9,  # Cloud: 400 GB/s a chip, both ways, 4 ports; Book: 45e9
         dcn_bandwidth=12.5e9,  # Cloud: 2 x 100 Gbit/s for 8 chips
-        price_per_chip_hour=1.20,  # us-central1
+        host_memory_gib=192,  # Cloud; 8 chips: 384
     ),
     Generation(
         "v5p", ("TPU v5", "TPU v5p"), cores_per_chip=2, devices_per_chip=1, torus_dims=3,
@@ -166,7 +162,7 @@ _TABLE = (
         clock_hz=1750e6, vmem_bytes=64 * 2**20,  # Book; JAX
         ici_link_bandwidth=100e9,  # Cloud: 1200 GB/s a chip, both ways, 6 links; Book: 90e9
         dcn_bandwidth=25e9,  # Cloud: 50 Gbit/s a chip
-        price_per_chip_hour=4.20, price_date="2025-02", price_source=_BOOK_PRICES,
+        host_memory_gib=448,  # GKE, unconfirmed: no copy with this row was at hand
     ),
     Generation(
         "v6e", ("TPU v6 lite", "TPU v6e"), cores_per_chip=1, devices_per_chip=1, torus_dims=2,
@@ -177,7 +173,7 @@ _TABLE = (
         ici_link_bandwidth=100e9,  # Cloud: 800 GB/s a chip, both ways, 4 ports; Book: 90e9
         dcn_bandwidth=50e9,  # Cloud: 4 x 200 Gbit/s for 8 chips
         vmem_bytes=128 * 2**20,  # JAX
-        price_per_chip_hour=2.70,  # us-central1
+        host_memory_gib=720,  # GKE; 8 chips: 1440
     ),
     Generation(
         "v7x", ("TPU7x",), cores_per_chip=2, devices_per_chip=2, torus_dims=3,  # Cloud
@@ -187,6 +183,7 @@ _TABLE = (
         ici_link_bandwidth=100e9,  # Cloud: 1200 GB/s a chip, both ways, 6 links
         dcn_bandwidth=50e9,  # Cloud: 100 Gbit/s a chip
         vmem_bytes=64 * 2**20, mxu_size=256,  # JAX
+        host_memory_gib=960,  # GKE
     ),
 )
 # fmt: on
