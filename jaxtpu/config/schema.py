@@ -37,9 +37,12 @@ class ModelConfig(Section, path="model"):
         at_least=0.0,
     )  # fmt: skip
     attention: str = option(
-        "auto", "attention implementation; auto takes the best that the device compiles",
-        choices=("auto", "xla"),
-    )  # fmt: skip
+        "auto",
+        "attention implementation: xla (plain; memory is quadratic in the sequence), blockwise "
+        "(online softmax in XLA; linear), splash (JAX's kernel, TPU v4 and later; linear); auto "
+        "takes the best that the device compiles",
+        choices=("auto", "xla", "blockwise", "splash"),
+    )
     remat: str = option(
         "full",
         "what the backward pass recomputes: none (keep all activations), full (keep each layer's "

@@ -1,19 +1,58 @@
-"""Attention. Dimensions: B batch, T query and S key positions, H query heads, K key/value heads,
-G = H / K, D features of a head."""
+"""Attention: which implementation a device and a shape get, and the plain one, the reference.
+
+Dimensions: B batch, T query and S key positions, H query heads, K key/value heads, G = H / K,
+D features of a head.
+"""
+
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
 
-from jaxtpu.sharding import active_rules, constrain
+from jaxtpu.errors import ConfigError
+from jaxtpu.hardware import generation_of
+from jaxtpu.kernels.blockwise import MASKED, blockwise_attention
+from jaxtpu.kernels.placement import repeat_undivided, sequence_parts
+from jaxtpu.sharding import active_rules
 
-_MASKED = -1e30  # not -inf: a row with nothing to attend to stays finite
+_NO_BF16_KERNELS = ("v2", "v3")  # Mosaic refuses a bf16 right-hand side of a product there
+_KERNELS = ("splash",)
+_LONG = 2048  # positions from which scores of T x T are not held
 
 
-def choose_attention(name: str, device_kind: str) -> tuple[str, str]:
-    """(implementation, why) for the config's `model.attention` on a kind of device."""
-    if name != "auto":
+def choose_attention(
+    name: str, device_kind: str, length: int, sequence_parts: int = 1
+) -> tuple[str, str]:
+    """(implementation, why) for the config's `model.attention`.
+
+    Args:
+      device_kind: of JAX.
+      length: positions of a sequence.
+      sequence_parts: that the mesh divides a sequence into.
+
+    Raises:
+      ConfigError: the kernel that is asked for does not compile for the device.
+    """
+    generation = generation_of(device_kind)
+    plain, size = ("xla", "short") if length <= _LONG else ("blockwise", "long")
+    if name not in ("auto", *_KERNELS):
         return name, "set in the config"
-    return "xla", f"plain attention, the one implementation so far ({device_kind} has no other)"
+    if sequence_parts > 1:
+        return plain, (
+            f"the sequence is divided in {sequence_parts} (mesh.context), which the kernels are "
+            f"not made for; {length} positions are {size}"
+        )
+    if generation is None:
+        if name == "auto":
+            return "xla", f"{device_kind} has no kernel of ours"
+        return name, f"set in the config; interpreted on {device_kind}, which is slow"
+    if generation.name in _NO_BF16_KERNELS:
+        if name == "splash":
+            raise ConfigError(
+                "model.attention", name, f"does not compile for {device_kind}.", "Use auto."
+            )
+        return plain, f"{length} positions are {size}; {device_kind} cannot run splash"
+    return "splash", "set in the config" if name == "splash" else f"JAX's kernel for {device_kind}"
 
 
 def attention(
@@ -22,8 +61,18 @@ def attention(
     """Attention by the implementation that `name` chooses; see `xla_attention` for the rest."""
     rules = active_rules()
     kind = rules.mesh.devices.flat[0].device_kind if rules else "cpu"
-    implementation, _ = choose_attention(name, kind)
-    return IMPLEMENTATIONS[implementation](q_BTHD, k_BSKD, v_BSKD, segment_ids_BT)
+    chosen, _ = choose_attention(name, kind, q_BTHD.shape[1], sequence_parts(rules))
+    implementation = _implementation(chosen, interpret=generation_of(kind) is None)
+    return implementation(q_BTHD, k_BSKD, v_BSKD, segment_ids_BT)
+
+
+def _implementation(name: str, interpret: bool) -> Callable[..., jax.Array]:
+    """Kernels are imported where they are used: Pallas takes its time."""
+    if name == "splash":
+        from jaxtpu.kernels.splash import splash_attention
+
+        return lambda *arrays: splash_attention(*arrays, interpret=interpret)
+    return {"xla": xla_attention, "blockwise": blockwise_attention}[name]
 
 
 def xla_attention(
@@ -39,12 +88,7 @@ def xla_attention(
       [B, T, H, D] in the dtype of `v_BSKD`.
     """
     B, T, H, D = q_BTHD.shape
-    rules = active_rules()
-    if rules and not rules.divides("kv_heads", k_BSKD.shape[2]):
-        # Groups would straddle devices: give each query head its own copy of its key head.
-        repeats = H // k_BSKD.shape[2]
-        k_BSKD = constrain(jnp.repeat(k_BSKD, repeats, 2), "batch", None, "heads", None)
-        v_BSKD = constrain(jnp.repeat(v_BSKD, repeats, 2), "batch", None, "heads", None)
+    k_BSKD, v_BSKD = repeat_undivided(k_BSKD, v_BSKD, H)
     K = k_BSKD.shape[2]
     q_BTKGD = q_BTHD.reshape(B, T, K, H // K, D)
     scores_BKGTS = jnp.einsum(
@@ -52,9 +96,6 @@ def xla_attention(
     )
     mask_BTS = segment_ids_BT[:, :, None] == segment_ids_BT[:, None, :]
     mask_BTS &= jnp.arange(T)[:, None] >= jnp.arange(T)[None, :]
-    scores_BKGTS = jnp.where(mask_BTS[:, None, None], scores_BKGTS * D**-0.5, _MASKED)
+    scores_BKGTS = jnp.where(mask_BTS[:, None, None], scores_BKGTS * D**-0.5, MASKED)
     weights_BKGTS = jax.nn.softmax(scores_BKGTS, axis=-1).astype(v_BSKD.dtype)
     return jnp.einsum("BKGTS,BSKD->BTKGD", weights_BKGTS, v_BSKD).reshape(B, T, H, D)
-
-
-IMPLEMENTATIONS = {"xla": xla_attention}

@@ -9,6 +9,7 @@ from jaxtpu.config import Config, RunUnits
 from jaxtpu.data.tokens import TokenStream
 from jaxtpu.hardware import generation_of
 from jaxtpu.kernels.attention import choose_attention
+from jaxtpu.kernels.placement import sequence_parts
 from jaxtpu.observe.console import count, size
 from jaxtpu.observe.memory import tree_bytes_per_device
 from jaxtpu.train.programs import Programs
@@ -95,7 +96,10 @@ def _parameters(params: Any) -> str:
 
 def _attention(config: Config, programs: Programs) -> tuple[str, str]:
     device = programs.mesh.devices.flat[0]
-    return choose_attention(config.model.attention, device.device_kind)
+    parts = sequence_parts(programs.rules)
+    return choose_attention(
+        config.model.attention, device.device_kind, config.data.sequence_length, parts
+    )
 
 
 def _batch(config: Config, programs: Programs) -> str:

@@ -21,6 +21,8 @@ _NAME = re.compile(r"%([\w.\-]+)")
 _INSTRUCTION = re.compile(r"\s+(ROOT )?%([\w.\-]+) = ")
 _COMPUTATION = re.compile(r"(ENTRY )?%([\w.\-]+) .*\{$")
 _OPCODE = re.compile(r"\s*([a-z][\w\-]*)\(")
+# A Pallas kernel's, which the compiler prints on lines of their own.
+_NOTES = re.compile(r"kernel_metadata=\{\n.*?\n\}", re.DOTALL)
 _ALIAS = re.compile(r"\{([\d, ]*)\}: \((\d+), \{([\d, ]*)\}")
 _FRAME_TABLES = ("FileNames", "FunctionNames", "FileLocations", "StackFrames")
 _CALLERS = (
@@ -191,7 +193,7 @@ def parse_hlo(text: str) -> Module:
     header = entry = name = ""
     computations, instructions = {}, None
     tables, table = {title: {} for title in _FRAME_TABLES}, None
-    for number, line in enumerate(text.split("\n"), 1):
+    for number, line in enumerate(_NOTES.sub(_one_line, text).split("\n"), 1):
         if not line or line.isspace():
             table = None
         elif instructions is not None and line[0] == "}":
@@ -248,6 +250,10 @@ def _limit(module: Module, condition: Computation, given: dict[str, int]) -> int
     direction = root.attributes.get("direction")
     more = {"LT": 0, "NE": 0, "LE": 1} if values[0] is None else {"GT": 0, "NE": 0, "GE": 1}
     return known[0] + more[direction] if direction in more else None
+
+
+def _one_line(found: re.Match) -> str:
+    return found[0].replace("\n", "")
 
 
 def _instruction(line: str, number: int) -> Instruction:

@@ -98,6 +98,15 @@ def test_everything_an_instruction_says():
     assert (parameter.estimated_cycles, parameter.op_name, made.frames(parameter)) == (None, "", ())
 
 
+def test_notes_of_a_kernel_stand_on_lines_of_their_own():
+    notes = 'frontend_attributes={kernel_metadata={\n"xprof_metadata":"{\\"block_q\\": 512}"\n}}'
+    made = parse_hlo(
+        "HloModule jit_f\n\nENTRY %main (p: f32[1]) -> f32[1] {\n"
+        f'  ROOT %k = {ARRAY} custom-call(), {notes}, metadata={{op_name="a/b"}}\n}}\n'
+    )
+    assert made.entry.root.op_name == "a/b" and "512" in made.entry.root.text
+
+
 def test_custom_call_target():
     made = module(f'ROOT %b = {ARRAY} custom-call(), custom_call_target="AllocateBuffer"')
     assert made.entry.root.custom_call_target == "AllocateBuffer"

@@ -221,6 +221,21 @@ def test_kernels_take_their_own_estimate():
     assert kernel("", "{}") == {"kernels": pytest.approx(2 * MIB / 450e9)}
 
 
+def test_splash_attention_is_counted_from_its_shapes():
+    """4 heads, 2048 positions in blocks of 512: 10 of 16 blocks, 64 % of v5e's peak forward."""
+    queries = "bf16[4,2048,128]{2,1,0:T(8,128)(2,1)}"
+    name = "a/attention/splash_mha_fwd_segmented_residuals/pallas_call"
+    notes = 'kernel_metadata={"xprof_metadata":"{\\"block_q\\": 512}"}'
+    made = predicted(
+        f"""%q = {queries} parameter(1)
+        ROOT %k = {queries} custom-call(%p, %q, %q, %q), custom_call_target="tpu_custom_call", frontend_attributes={{{notes}}}, metadata={{op_name="{name}"}}""",
+        slice_=parse_slice("v5e-8"),
+    )
+    # The first operand of three dimensions is the queries.
+    flops = 2 * 2 * 4 * 2048 * 2048 * 128 * 10 / 16
+    assert made.seconds["attention"] == pytest.approx(flops / (0.64 * 197e12))
+
+
 @pytest.mark.parametrize(
     ("op_name", "category"),
     [
