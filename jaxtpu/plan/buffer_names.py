@@ -7,6 +7,7 @@ All of it is read off the names that JAX gives its operations: `jvp(` marks the 
 import functools
 import re
 from collections import defaultdict
+from collections.abc import Iterator
 
 from jaxtpu.plan.hlo import Instruction, Module
 from jaxtpu.plan.live_ranges import LiveRanges, Value
@@ -22,6 +23,7 @@ _CONTROL = {"while", "body", "cond", "closed_call", "checkpoint", "rematted_comp
 _KEY = re.compile(r"\['?([^'\]]+)'?\]|([A-Za-z_]\w*)")
 _COPIES = {"copy", "copy-start", "slice-start", "convert"}
 _MOVES = _COPIES | {"parameter", "constant", "while", "bitcast", "reshape", "transpose"}
+_PARTS = {"slice", "dynamic-slice", "all-gather", "all-gather-start"}  # of weights, and wholes
 _PLACEHOLDERS = {"parameter", "while", "broadcast", "custom-call", "constant"} | _COPIES
 
 
@@ -52,6 +54,11 @@ def _depth(maker: Instruction) -> tuple[int, bool]:
     """How precisely its name says where an instruction belongs."""
     path = module_path(maker.op_name)
     return path.count("/") + bool(path), "/" in maker.op_name
+
+
+def _tells(maker: Instruction) -> bool:
+    """Whether its name says which module it belongs to; that of a stack's update does not."""
+    return bool(module_path(maker.op_name)) and not maker.op_name.endswith("/dynamic_update_slice")
 
 
 class Naming:
@@ -99,15 +106,26 @@ class Naming:
         return "temporary"
 
     def maker(self, together: list[Value], value: Value) -> Instruction:
-        """The instruction that tells most about `value`: its own, or one in the same memory."""
+        """The instruction that tells most about `value`: its own, one in the same memory, what it
+        puts into a stack, or one that reads it."""
         parameters = [v.maker for v in together if id(v) in self._parameters]
         own = value.maker
-        if parameters or own.opcode not in _PLACEHOLDERS and module_path(own.op_name):
+        if parameters or own.opcode not in _PLACEHOLDERS and _tells(own):
             return (*parameters, own)[0]
         best = max((own, *(v.maker for v in together)), key=_depth)
         if not module_path(best.op_name) and value.inputs and own.opcode in _COPIES:
             return self.maker([], value.inputs[0])
+        if best.op_name.endswith("/dynamic_update_slice"):
+            best = max((best, *self._stacked(best)), key=_depth)
+        if "/" not in best.op_name:
+            best = max((best, *(user for v in together for user in v.users)), key=_depth)
         return best
+
+    def _stacked(self, maker: Instruction) -> Iterator[Instruction]:
+        """What makes the parts that `maker` puts into stacks."""
+        stacks = {v.shape.num_elements // v.shape.dims[0] for v in self._made[maker]}
+        inputs = {id(v): v for made in self._made[maker] for v in made.inputs}
+        return (v.maker for v in inputs.values() if v.shape.num_elements in stacks)
 
     def path(self, together: list[Value], value: Value, kind: str) -> str:
         """The module's path of `value`; of weights and gradients, the parameter's."""
@@ -163,16 +181,20 @@ class Naming:
         return self._updated(after, hops - 1) if after and hops else []
 
     def _add_weight(self, value: Value) -> None:
-        """Notes `value` if it is a weight in another type, layout or loop, and nothing more."""
+        """Notes `value` if it is a weight and nothing more: in another type, layout or loop; a
+        layer's part of a stack; or gathered from all devices."""
         sources = [v for v in value.inputs if v.maker.opcode != "constant" and v.shape.dims]
+        if not sources or not all(id(v) in self._weights for v in sources):
+            return
+        opcodes = self._opcodes(value.maker)
         same = {v.shape.num_elements for v in sources} == {value.shape.num_elements}
-        if same and all(id(v) in self._weights for v in sources) and self._moves(value.maker):
-            self._weights[id(value)] = self._weights[id(sources[0])]
+        if opcodes <= _MOVES and same or opcodes & _PARTS and opcodes <= _MOVES | _PARTS:
+            made = self._made[value.maker]  # one of several that are gathered together, or the one
+            source = sources[made.index(value) if len(made) <= len(sources) else 0]
+            self._weights[id(value)] = self._weights[id(source)]
 
-    def _moves(self, maker: Instruction) -> bool:
-        """Whether it computes nothing."""
+    def _opcodes(self, maker: Instruction) -> set[str]:
+        """What it does; of a fusion, what is fused."""
         if maker.opcode != "fusion":
-            return maker.opcode in _MOVES
-        return all(
-            i.opcode in _MOVES for i in self._module.computations[maker.called[0]].instructions
-        )
+            return {maker.opcode}
+        return {i.opcode for i in self._module.computations[maker.called[0]].instructions}

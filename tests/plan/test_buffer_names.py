@@ -1,0 +1,67 @@
+"""Names and kinds that are read off more than the instruction that makes a buffer."""
+
+from jaxtpu.plan.liveness import Buffer, timeline
+from tests.plan.snippets import computation, module
+
+STACK = "f32[24,256,1024]{2,1,0:T(8,128)}"
+SLICE = "f32[256,1024]{1,0:T(8,128)}"
+WHOLE = "f32[1024,1024]{1,0:T(8,128)}"
+FUSED = """%x = f32[24,256,1024]{2,1,0} parameter(0)
+    %i.1 = s32[]{:S(6)} parameter(1)
+    %y = f32[1,256,1024]{2,1,0} dynamic-slice(%x, %i.1), dynamic_slice_sizes={1,256,1024}
+    ROOT %z = f32[256,1024]{1,0} bitcast(%y)"""
+
+
+KERNEL = "state.params[\\'mlp\\'][\\'kernel\\']"  # as the HLO text escapes it
+
+
+def meta(path: str) -> str:
+    return f', metadata={{op_name="{path}" stack_frame_id=0}}'
+
+
+def at_peak(text: str, computations: str = "") -> tuple[Buffer, ...]:
+    """Buffers at the peak."""
+    return timeline(module(text, "", computations)).peak_buffers
+
+
+def test_a_layer_of_a_stack_of_weights_and_what_is_gathered_from_it_are_copies():
+    text = f"""%p = {STACK} parameter(0){meta(KERNEL)}
+        %i = s32[]{{:S(6)}} constant(0)
+        %s = {SLICE} fusion(%p, %i), kind=kLoop, calls=%fused
+        %g = {WHOLE} all-gather(%s){meta("jit(step)/jvp(net)/mlp/convert_element_type")}
+        %a = {WHOLE} add(%g, %g){meta("jit(step)/jvp(net)/mlp/add")}
+        ROOT %r = {WHOLE} multiply(%a, %g){meta("jit(step)/jvp(net)/mlp/mul")}"""
+    kinds = {b.instruction: b.kind for b in at_peak(text, computation("fused", FUSED))}
+    assert kinds["g"] == "weight copy" and kinds["a"] == "temporary"
+
+
+def test_a_stack_is_named_after_what_is_put_into_it():
+    update = "jit(step)/jvp(net)/decoder/while/body/dynamic_update_slice"
+    text = f"""%p = {SLICE} parameter(0), metadata={{op_name="batch"}}
+        %i = s32[]{{:S(6)}} constant(0)
+        %b = {STACK} custom-call(), custom_call_target="AllocateBuffer"
+        %a = {SLICE} exponential(%p){meta("jit(step)/jvp(net)/decoder/layers/mlp/gate/exp")}
+        %u = {STACK} dynamic-update-slice(%b, %a, %i){meta(update)}
+        ROOT %r = {SLICE} fusion(%u), kind=kLoop, calls=%none{meta("jit(step)/transpose(jvp(net))/decoder/mul")}"""
+    found = at_peak(text, computation("none", "ROOT %r.1 = f32[] exponential()"))
+    (stack,) = (buffer for buffer in found if buffer.dims == (24, 256, 1024))
+    assert (stack.kind, stack.path) == ("saved activation", "decoder/layers/mlp/gate")
+
+
+def test_a_buffer_without_a_name_takes_its_readers():
+    text = f"""%p = {SLICE} parameter(0), metadata={{op_name="batch"}}
+        %a = {SLICE} negate(%p)
+        ROOT %r = {SLICE} negate(%a){meta("jit(step)/transpose(jvp(net))/attention/neg")}"""
+    names = {(b.path, b.phase) for b in at_peak(text) if b.kind == "temporary"}
+    assert names == {("attention", "backward")}
+
+
+def test_padding_is_that_of_the_widest_array_in_a_memory():
+    note = ', backend_config={"aliasing_operands":{"lists":[{"indices":["0","1"]}]}}'
+    text = f"""%p = {SLICE} parameter(0), metadata={{op_name="batch"}}
+        %a = {SLICE} negate(%p)
+        %b = bf16[256,1024]{{1,0:T(8,128)(2,1)}} convert(%a){note}
+        %c = {SLICE} add(%p, %p)
+        ROOT %r = {SLICE} add(%c, %b)"""
+    for buffer in at_peak(text):
+        assert buffer.untiled_bytes == buffer.bytes
