@@ -25,10 +25,10 @@ import numpy as np
 from jaxtpu.hardware import Generation, Slice
 from jaxtpu.plan.hlo import Instruction
 
-# The physical constants of the time model; the same for every generation.
+# The physical constants of communication; the same for every generation.
 LINK_EFFICIENCY = 0.8  # share of a link's rate that is data; assumed, to be calibrated
-HOP_SECONDS = 1e-6  # from chip to chip: https://jax-ml.github.io/scaling-book/sharding
 COLLECTIVE_SECONDS = 5e-6  # start and barrier of one collective; assumed, to be calibrated
+HOP_SECONDS = 1e-6  # from chip to chip: https://jax-ml.github.io/scaling-book/sharding
 DCN_BYTES_PER_SECOND = 12.5e9  # a host's, where the vendor publishes none (v2, v3): 100 Gbit/s
 
 KINDS = ("all-gather", "all-reduce", "reduce-scatter", "all-to-all", "collective-permute")
@@ -41,6 +41,21 @@ _MESH = re.compile(
 )
 _AXIS = re.compile(r"'([^']+)'(?:=(\d+)|:\((\d+)\)(\d+))?")
 _BRACES = re.compile(r"\{([\d, ]*)\}")
+
+
+@dataclasses.dataclass(frozen=True)
+class Network:
+    """The fitted constants of communication, as values: a fit tries others.
+
+    Attributes:
+      link_efficiency, collective_seconds: LINK_EFFICIENCY, COLLECTIVE_SECONDS.
+    """
+
+    link_efficiency: float = LINK_EFFICIENCY
+    collective_seconds: float = COLLECTIVE_SECONDS
+
+
+NETWORK = Network()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -80,7 +95,12 @@ class Group:
 
 
 def make_collective(
-    kind: str, instruction: Instruction, operand_bytes: int, config: dict, slice_: Slice
+    kind: str,
+    instruction: Instruction,
+    operand_bytes: int,
+    config: dict,
+    slice_: Slice,
+    network: Network = NETWORK,
 ) -> Collective:
     """The collective that `instruction` states.
 
@@ -92,20 +112,23 @@ def make_collective(
     """
     if kind == "collective-permute":
         text = instruction.attributes["source_target_pairs"]
-        seconds, lane = _permute(parse_groups(text, 0), operand_bytes, slice_)
+        seconds, lane = _permute(parse_groups(text, 0), operand_bytes, slice_, network)
         lane = f"{lane} {text}"  # those that differ in any pair take other links
         return Collective(kind, operand_bytes, 2, seconds, lane, instruction.op_name)
     group = _group(groups_of(instruction, slice_.devices_per_slice), slice_)
     total = operand_bytes * group.size if kind == "all-gather" else operand_bytes
-    seconds = _ring_seconds(kind, total, group, _strategy(config), slice_)
+    seconds = _ring_seconds(kind, total, group, _strategy(config), slice_, network)
     lane = "dcn" if group.slices > 1 else "ici" if group.chips > 1 else "chip"
     return Collective(kind, total, group.size, seconds, lane, instruction.op_name)
 
 
-def make_dcn_transfer(instruction: Instruction, operand_bytes: int, slice_: Slice) -> Collective:
+def make_dcn_transfer(
+    instruction: Instruction, operand_bytes: int, slice_: Slice, network: Network = NETWORK
+) -> Collective:
     """A `send` of the multi-slice runtime, whose answer the `recv` of the same name brings."""
     ring = 2 * (slice_.slices - 1) / slice_.slices
-    seconds = COLLECTIVE_SECONDS + ring * operand_bytes / _dcn_bandwidth(slice_.generation)
+    seconds = network.collective_seconds
+    seconds += ring * operand_bytes / _dcn_bandwidth(slice_.generation)
     op_name = instruction.op_name
     return Collective("dcn", operand_bytes, slice_.slices, seconds, "dcn", op_name)
 
@@ -212,46 +235,47 @@ def _links(axes: int, wanted: int, chips: int, slice_: Slice) -> int:
 
 
 def _ring_seconds(
-    kind: str, size: int, group: Group, strategy: tuple[int, int], slice_: Slice
+    kind: str,
+    size: int,
+    group: Group,
+    strategy: tuple[int, int],
+    slice_: Slice,
+    network: Network,
 ) -> float:
     """Seconds of a collective of `size` bytes, as `Collective.bytes` counts them."""
     generation = slice_.generation
     moved = size * (group.size - 1) / max(group.size, 1) * (2 if kind == "all-reduce" else 1)
     if group.slices > 1:
-        return COLLECTIVE_SECONDS + moved / _dcn_bandwidth(generation)
+        return network.collective_seconds + moved / _dcn_bandwidth(generation)
     if group.chips <= 1:
-        return COLLECTIVE_SECONDS + moved / generation.hbm_bandwidth
+        return network.collective_seconds + moved / generation.hbm_bandwidth
     axes, wanted = strategy
     hops = axes * group.chips ** (1 / axes) / 2 * (2 if kind == "all-reduce" else 1)
-    latency = COLLECTIVE_SECONDS + hops * HOP_SECONDS
+    latency = network.collective_seconds + hops * HOP_SECONDS
     links = _links(axes, wanted, group.chips, slice_)
     sharing = generation.devices_per_chip * group.chips / group.size
     if kind == "all-to-all":  # each device's bytes cross a quarter of each axis' ring, on average
         axes = sum(length > 1 for length in slice_.topology)
         links, sharing = 2 * axes, generation.devices_per_chip
         moved *= axes * group.chips ** (1 / axes) / 4
-    return latency + moved * sharing / (links * _link_bandwidth(generation))
+    link = generation.ici_link_bandwidth * network.link_efficiency
+    return latency + moved * sharing / (links * link)
 
 
-def _permute(pairs: np.ndarray, size: int, slice_: Slice) -> tuple[float, str]:
+def _permute(pairs: np.ndarray, size: int, slice_: Slice, network: Network) -> tuple[float, str]:
     """(seconds, network) of a permutation among neighbours; of a pair of chips that several devices
     send between, the link is shared."""
     generation = slice_.generation
     per_chip, per_slice = generation.devices_per_chip, slice_.devices_per_slice
     if any(source // per_slice != target // per_slice for source, target in pairs):
-        return COLLECTIVE_SECONDS + size / _dcn_bandwidth(generation), "dcn"
+        return network.collective_seconds + size / _dcn_bandwidth(generation), "dcn"
     hops = [(source // per_chip, target // per_chip) for source, target in pairs]
     crossing = collections.Counter((a, b) for a, b in hops if a != b)
     if not crossing:
-        return COLLECTIVE_SECONDS + size / generation.hbm_bandwidth, "chip"
+        return network.collective_seconds + size / generation.hbm_bandwidth, "chip"
     sent = size * max(crossing.values())
-    seconds = COLLECTIVE_SECONDS + HOP_SECONDS + sent / _link_bandwidth(generation)
-    return seconds, "ici"
-
-
-def _link_bandwidth(generation: Generation) -> float:
-    """Bytes/s of data through one link, one way."""
-    return generation.ici_link_bandwidth * LINK_EFFICIENCY
+    link = generation.ici_link_bandwidth * network.link_efficiency
+    return network.collective_seconds + HOP_SECONDS + sent / link, "ici"
 
 
 def _dcn_bandwidth(generation: Generation) -> float:

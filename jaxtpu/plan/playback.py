@@ -17,10 +17,19 @@ import re
 from collections.abc import Callable
 
 from jaxtpu.hardware import Generation, Slice
-from jaxtpu.plan.collectives import KINDS, Collective, make_collective, make_dcn_transfer
+from jaxtpu.plan.collectives import (
+    KINDS,
+    NETWORK,
+    Collective,
+    Network,
+    make_collective,
+    make_dcn_transfer,
+)
+from jaxtpu.plan.fusions import MOVES, Fusions, operand_bytes
 from jaxtpu.plan.hlo import HOST, Computation, Instruction, Module, trip_count
 from jaxtpu.plan.kernel_costs import KERNEL, kernel_seconds
 
+PRODUCT_EFFICIENCY = 1.0  # share of the compiler's rate that matrix products reach; assumed
 # Between a host and a chip: PCIe, https://jax-ml.github.io/scaling-book/tpus
 HOST_BYTES_PER_SECOND = 15e9
 PRODUCTS, ATTENTION, ELEMENTWISE = "matrix products", "attention", "elementwise"
@@ -29,11 +38,6 @@ CATEGORIES = (PRODUCTS, ATTENTION, ELEMENTWISE, COPIES, KERNELS)
 
 _ATTENTION = re.compile(r".*/(?:attention|attn)/([^/]+)")
 _PROJECTIONS = {"query", "key", "value", "out"}  # in it, but the work of any linear layer
-_MOVES = {
-    "bitcast", "broadcast", "concatenate", "constant", "copy", "dynamic-slice",
-    "dynamic-update-slice", "get-tuple-element", "iota", "pad", "parameter", "partition-id",
-    "reshape", "reverse", "slice", "transpose", "tuple",
-}  # fmt: skip
 _BY_BYTES = {"fusion", "gather", "scatter", "sort"}  # where they have no cycles
 _RENDEZVOUS = re.compile(r'_xla_host_transfer_rendezvous="([^"]*)"')
 
@@ -45,31 +49,22 @@ def clock(generation: Generation) -> float:
 
 
 @dataclasses.dataclass(frozen=True)
+class Constants:
+    """The fitted constants of the time model, as values: a fit tries others."""
+
+    product_efficiency: float = PRODUCT_EFFICIENCY
+    network: Network = NETWORK
+
+
+CONSTANTS = Constants()
+
+
+@dataclasses.dataclass(frozen=True)
 class Copy:
     """A copy between memories: its seconds, and the lane that copies wait for one another in."""
 
     seconds: float
     lane: str
-
-
-@dataclasses.dataclass(frozen=True)
-class Contents:
-    """What a computation of a fusion does.
-
-    Attributes:
-      product: whether it has a matrix product.
-      moves: whether it does nothing but move data.
-      collective: that it runs, or is a part of.
-      operand_bytes, result_bytes: of that collective's operands, and of the fusion's result.
-      role: `start` or `done` where it is that end of an asynchronous collective.
-    """
-
-    product: bool
-    moves: bool
-    collective: Instruction | None
-    operand_bytes: int
-    result_bytes: int
-    role: str
 
 
 class Player:
@@ -86,8 +81,9 @@ class Player:
       unknown_loops: names of loops whose length is not known.
     """
 
-    def __init__(self, module: Module, slice_: Slice):
-        self._module, self._slice = module, slice_
+    def __init__(self, module: Module, slice_: Slice, constants: Constants = CONSTANTS):
+        self._module, self._slice, self._constants = module, slice_, constants
+        self._fusions = Fusions(module)
         self._clock = clock(slice_.generation)
         self.now, self.cycles = 0.0, 0
         self.seconds: collections.Counter[str] = collections.Counter()
@@ -97,7 +93,6 @@ class Player:
         self.unknown_loops: list[str] = []
         self._free: dict[str, float] = {}  # when the last transfer of a lane ends
         self._pending: dict[str, tuple[float, Collective | Copy, int]] = {}  # end, itself, weight
-        self._contents: dict[str, Contents] = {}
 
     def run(self, computation: Computation, weight: int = 1) -> None:
         for instruction in computation.instructions:
@@ -147,7 +142,7 @@ class Player:
         self.run(max(computations, key=self._alone), weight)
 
     def _alone(self, computation: Computation) -> float:
-        player = Player(self._module, self._slice)
+        player = Player(self._module, self._slice, self._constants)
         player.run(computation)
         player.wait_for_all()
         return player.now
@@ -158,7 +153,7 @@ class Player:
     def _fusion(self, fusion: Instruction, computation: Computation, weight: int) -> None:
         """A fusion computes, also while it is a part of a collective that has started; or it is
         the start, the end or the whole of a collective."""
-        inside = self._look_into(fusion.called[0])
+        inside = self._fusions.inside(fusion.called[0])
         key = inside.collective and f"channel {inside.collective.attributes.get('channel_id')}"
         if inside.role == "done":
             self._done(key)
@@ -169,33 +164,12 @@ class Player:
             if kind == "all-reduce" and inside.result_bytes < inside.operand_bytes:
                 kind = "reduce-scatter"
             size, config = inside.operand_bytes, fusion.backend_config
-            made = make_collective(kind, inside.collective, size, config, self._slice)
+            made = self._make(kind, inside.collective, size, config)
             if fusion.estimated_cycles:
                 self._compute(fusion, computation, weight)
             self._start(key, made, weight)
             if not inside.role:
                 self._done(key)
-
-    def _look_into(self, name: str) -> Contents:
-        """Contents of a fusion's computation, fusions inside it included."""
-        if name not in self._contents:
-            computation = self._module.computations[name]
-            parts = computation.instructions
-            nested = [self._look_into(i.called[0]) for i in parts if i.opcode == "fusion"]
-            flat = [i for i in parts if i.opcode != "fusion"]
-            found = next((i for i in flat if i.opcode in KINDS), None)
-            targets = {i.custom_call_target for i in flat if i.opcode == "custom-call"}
-            ends = {"AsyncCollectiveStart": "start", "AsyncCollectiveDone": "done"}
-            self._contents[name] = Contents(
-                any(i.opcode in ("convolution", "dot") for i in flat)
-                or any(c.product for c in nested),
-                all(i.opcode in _MOVES for i in flat) and all(c.moves for c in nested),
-                found,
-                _operand_bytes(found, computation) if found else 0,
-                computation.root.shape.bytes,
-                next((role for target, role in ends.items() if target in targets), ""),
-            )
-        return self._contents[name]
 
     def _transfer(
         self, start: Instruction, base: str, computation: Computation
@@ -216,14 +190,18 @@ class Player:
         return Copy(moved.bytes / self._slice.generation.hbm_bandwidth, "hbm")
 
     def _collective(self, kind: str, stated: Instruction, computation: Computation) -> Collective:
-        size = _operand_bytes(stated, computation)
-        return make_collective(kind, stated, size, stated.backend_config, self._slice)
+        return self._make(kind, stated, operand_bytes(stated, computation), stated.backend_config)
+
+    def _make(self, kind: str, stated: Instruction, size: int, config: dict) -> Collective:
+        network = self._constants.network
+        return make_collective(kind, stated, size, config, self._slice, network)
 
     def _send(self, send: Instruction, computation: Computation, weight: int) -> None:
         """The multi-slice runtime sends an operand and brings what `recv-done` waits for."""
         if meeting := _RENDEZVOUS.search(send.text):
             size = computation.by_name[send.operands[0]].shape.bytes
-            self._start(meeting[1], make_dcn_transfer(send, size, self._slice), weight)
+            made = make_dcn_transfer(send, size, self._slice, self._constants.network)
+            self._start(meeting[1], made, weight)
 
     def _received(self, done: Instruction, computation: Computation, _: int) -> None:
         if meeting := _RENDEZVOUS.search(computation.by_name[done.operands[0]].text):
@@ -254,6 +232,8 @@ class Player:
         else:
             self.cycles += cycles * weight
             seconds = cycles / self._clock
+            if self._fusions.is_product(instruction):
+                seconds /= self._constants.product_efficiency
         if seconds:
             self.now += seconds
             self.seconds[self._category(instruction)] += seconds * weight
@@ -264,7 +244,7 @@ class Player:
         if not kernel and instruction.opcode not in _BY_BYTES:
             return 0.0
         generation = self._slice.generation
-        moved = _operand_bytes(instruction, computation) + instruction.shape.bytes
+        moved = operand_bytes(instruction, computation) + instruction.shape.bytes
         if kernel:
             return kernel_seconds(instruction, computation, moved, generation)
         return moved / generation.hbm_bandwidth
@@ -282,14 +262,8 @@ class Player:
             return ATTENTION
         if instruction.custom_call_target == KERNEL:
             return KERNELS
-        if instruction.opcode == "fusion":
-            inside = self._look_into(instruction.called[0])
-            return PRODUCTS if inside.product else COPIES if inside.moves else ELEMENTWISE
-        if instruction.opcode in ("convolution", "dot"):
+        if self._fusions.is_product(instruction):
             return PRODUCTS
-        return COPIES if instruction.opcode in _MOVES else ELEMENTWISE
-
-
-def _operand_bytes(instruction: Instruction, computation: Computation) -> int:
-    """Bytes of the operands, without padding."""
-    return sum(computation.by_name[name].shape.bytes for name in instruction.operands)
+        if instruction.opcode == "fusion":
+            return COPIES if self._fusions.inside(instruction.called[0]).moves else ELEMENTWISE
+        return COPIES if instruction.opcode in MOVES else ELEMENTWISE

@@ -11,7 +11,7 @@ import dataclasses
 from jaxtpu.hardware import Slice
 from jaxtpu.plan.collectives import Collective
 from jaxtpu.plan.hlo import Module
-from jaxtpu.plan.playback import CATEGORIES, Player
+from jaxtpu.plan.playback import CATEGORIES, CONSTANTS, Constants, Player
 
 
 @dataclasses.dataclass(frozen=True)
@@ -75,9 +75,9 @@ class TimePrediction:
         }
 
 
-def predict_time(module: Module, slice_: Slice) -> TimePrediction:
+def predict_time(module: Module, slice_: Slice, constants: Constants = CONSTANTS) -> TimePrediction:
     """The time of one run of `module`, as compiled for `slice_`."""
-    player = Player(module, slice_)
+    player = Player(module, slice_, constants)
     player.run(module.entry)
     player.wait_for_all()
     return TimePrediction(
