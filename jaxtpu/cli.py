@@ -21,6 +21,13 @@ jaxtpu: trains large models on TPU slices with little memory per core.
       Train, or resume the run in DIR (default: runs/<name of the config>).
       FILE is a Python file with get_config(), FILE:ARG passes it an argument,
       or the config.json that a run left behind.
+  python run.py plan --config=FILE --slice=SLICE[,SLICE ...] [--hbm_gib=N] [--tokens=N]
+                     [--open=FIELD,...] [--compiles=N]
+      What fits on a slice, how fast it runs and what it costs, decided by the TPU compiler
+      with no TPU: --slice=v3-8, v3-32, v5e-16, 2xv3-32, ... Mesh, remat, attention and
+      microbatches are tried, but for what FILE or the command line sets; --open=mesh tries
+      others all the same. --hbm_gib is the budget of a device, --tokens the length of the
+      training to price. Writes plans/<name>/.
   python run.py generate --workdir=DIR [--prompt=TEXT] [--tokens=N] [--temperature=T] [--seed=N]
       Write text with the latest checkpoint of a run.
   python run.py help [config]
@@ -28,7 +35,7 @@ jaxtpu: trains large models on TPU slices with little memory per core.
 
 Without an accelerator, CPU devices are emulated (mesh.emulate, 8 by default).
 Exit codes: 0 done, 1 failed, 2 wrong configuration or command line,
-130 or 143 stopped by Ctrl-C or SIGTERM after saving.
+3 no plan fits, 130 or 143 stopped by Ctrl-C or SIGTERM after saving.
 """
 
 # Of the machine, not of this project: told in a line.
@@ -131,6 +138,40 @@ def _generate(arguments: list[str]) -> int:
     return EXIT_OK
 
 
+def _plan(arguments: list[str]) -> int:
+    spec, overrides, rest = split_arguments(arguments)
+    kinds = {
+        "--slice": str,
+        "--hbm_gib": float,
+        "--tokens": float,
+        "--open": str,
+        "--compiles": int,
+    }
+    options = _parse(rest, kinds)
+    for name, value, example in (
+        ("--config", spec, "configs/lm_1b.py"),
+        ("--slice", options["slice"], "v3-8"),
+    ):
+        if not value:
+            raise ConfigError(name, "", "is missing.", f"For example: {name}={example}")
+    for name in ("hbm_gib", "tokens", "compiles"):
+        if options[name] is not None and not options[name] > 0:
+            raise ConfigError(f"--{name}", options[name], "must be positive.", "Leave it out.")
+    config = load(spec, overrides)
+    environment.prepare(1, platform="cpu")  # shapes only: the compiler runs in other processes
+    from jaxtpu.plan.command import plan
+
+    return plan(
+        config,
+        options["slice"],
+        given={name for name, _ in overrides},
+        opened=set(filter(None, (options["open"] or "").split(","))),
+        hbm_gib=options["hbm_gib"],
+        tokens=options["tokens"],
+        compiles=4 if options["compiles"] is None else options["compiles"],
+    )
+
+
 def _config_of_run(workdir: str | None) -> Config:
     if not workdir:
         raise ConfigError("--workdir", "", "is missing.", "For example: --workdir=runs/quickstart")
@@ -152,6 +193,7 @@ def _help(arguments: list[str]) -> int:
 
 _VERBS: dict[str, Callable[[list[str]], int]] = {
     "train": _train,
+    "plan": _plan,
     "generate": _generate,
     "help": _help,
 }

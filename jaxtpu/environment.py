@@ -30,7 +30,7 @@ def _read(path: str) -> str:
         return ""
 
 
-def prepare(emulated_devices: int) -> None:
+def prepare(emulated_devices: int, platform: str = "") -> None:
     """Chooses the platform, sizes the emulation, and keeps native libraries quiet.
 
     A platform that the user set in JAX_PLATFORMS stays. Otherwise TPUs are used where there are
@@ -38,7 +38,10 @@ def prepare(emulated_devices: int) -> None:
 
     Args:
       emulated_devices: CPU devices to emulate.
+      platform: the one to use, whatever there is and whatever the user set; empty to choose.
     """
+    if platform:
+        os.environ["JAX_PLATFORMS"] = platform
     if not os.environ.get("JAX_PLATFORMS"):
         os.environ["JAX_PLATFORMS"] = "tpu,cpu" if has_tpu() else "cpu"
     if os.environ["JAX_PLATFORMS"] == "cpu":

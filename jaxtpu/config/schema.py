@@ -52,8 +52,14 @@ class ModelConfig(Section, path="model"):
 
 
 @dataclasses.dataclass
-class MeshConfig(Section, path="mesh"):
+class MeshConfig(Section, path="mesh", word="auto"):
     """The device mesh, outermost axis first. One axis may be -1: it takes the devices left."""
+
+    auto: bool = option(
+        False,
+        "take mesh, remat, attention and microbatches from a plan for the devices present, as far "
+        "as nothing else sets them; mesh=auto sets this",
+    )
 
     data: int = option(1, "replicas of the parameters, each with its own part of the batch")
     fsdp: int = option(-1, "parts of the parameters; each part also has its own part of the batch")
@@ -198,6 +204,23 @@ class CheckpointConfig(Section, path="checkpoint"):
 
 
 @dataclasses.dataclass
+class PlanConfig(Section, path="plan"):
+    """What `run.py plan` reckons with. It changes nothing in a run."""
+
+    price: float | None = option(
+        None,
+        "your dollars a chip-hour, 0 for a grant (plans are then ranked by time); None takes the "
+        "list price",
+        at_least=0.0,
+    )
+    price_kind: str = option(
+        "on_demand",
+        "which list price",
+        choices=("on_demand", "spot", "committed_1y", "committed_3y"),
+    )
+
+
+@dataclasses.dataclass
 class Config(Section):
     """A run: model, data, mesh, optimizer, loop."""
 
@@ -227,3 +250,4 @@ class Config(Section):
     optimizer: OptimizerConfig = subsection(OptimizerConfig)
     train: TrainConfig = subsection(TrainConfig)
     checkpoint: CheckpointConfig = subsection(CheckpointConfig)
+    plan: PlanConfig = subsection(PlanConfig)

@@ -58,13 +58,18 @@ def subsection(kind: type["Section"]):
 
 
 class Section:
-    """Base of every section. Subclasses are dataclasses and name their place: `path="model"`."""
+    """Base of every section. Subclasses are dataclasses and name their place: `path="model"`.
+
+    A section may have a `word`, the name of a flag in it: assigning the word to the section sets
+    that flag, so that `mesh=auto` means `mesh.auto=true`.
+    """
 
     path: typing.ClassVar[str] = ""
+    word: typing.ClassVar[str] = ""
 
-    def __init_subclass__(cls, path: str = "", **kwargs):
+    def __init_subclass__(cls, path: str = "", word: str = "", **kwargs):
         super().__init_subclass__(**kwargs)
-        cls.path = path
+        cls.path, cls.word = path, word
 
     @classmethod
     def types(cls) -> dict[str, Any]:
@@ -80,6 +85,9 @@ class Section:
         fields = {field.name: field for field in dataclasses.fields(self)}
         if name not in fields:
             raise unknown_field(self, self, self.dotted(name), value)
+        held = self.__dict__.get(name)
+        if isinstance(held, Section) and held.word and value == held.word:
+            return setattr(held, held.word, True)
         value = coerce(self.dotted(name), value, self.types()[name])
         metadata = fields[name].metadata
         if metadata.get("choices") and value is not None:
@@ -109,7 +117,8 @@ class Section:
             if name not in self.types():
                 raise unknown_field(self, self, self.dotted(str(key)), value)
             current = getattr(self, name)
-            if isinstance(current, Section) and not isinstance(value, Section):
+            is_word = isinstance(current, Section) and value == current.word
+            if isinstance(current, Section) and not isinstance(value, Section) and not is_word:
                 if not hasattr(value, "items"):
                     raise ConfigError(
                         self.dotted(name),

@@ -28,7 +28,7 @@ PROGRAMS = ("init", "train", "evaluate")
 
 _PACKAGE = pathlib.Path(__file__).parents[1]
 _LOWERED_BY = ("flax", "optax")  # besides JAX; their versions change programs
-_NOT_IN_PROGRAMS = ("name", "workdir", "compile_cache")
+_NOT_IN_PROGRAMS = ("name", "workdir", "compile_cache", "plan")
 _NOT_JAX_SETTINGS = ("JAX_PLATFORMS", "JAX_COMPILATION_CACHE_DIR")
 
 
@@ -165,8 +165,12 @@ def request_key(request: CompileRequest) -> str:
         for name, value in os.environ.items()
         if name.startswith("JAX_") and name not in _NOT_JAX_SETTINGS
     }
-    versions = [*sys.version_info[:3], libtpu_versions(), _versions(*_LOWERED_BY)]
-    return _hash(asked, versions, settings, _libtpu_flags(), _sources())
+    return sources_key(asked, libtpu_versions(), settings, _libtpu_flags())
+
+
+def sources_key(*facts: Any) -> str:
+    """Key of what this package, its Python and its libraries make of `facts` (JSON values)."""
+    return _hash(facts, sys.version_info[:3], _versions("jax", *_LOWERED_BY), _sources())
 
 
 def program_key(request: CompileRequest, stablehlo: str, device_ids: list[int]) -> str:
@@ -205,17 +209,17 @@ def store(folder: pathlib.Path, key: str, result: CompileResult) -> None:
     values = {**dataclasses.asdict(result), "hlo_path": path.name if result.hlo_path else ""}
     digest = hashlib.sha256(path.read_bytes()).hexdigest() if result.hlo_path else ""
     entry = {"result": values, "hlo_sha256": digest}
-    _write(folder / f"{key}.json", json.dumps(entry, indent=1).encode())
+    write_whole(folder / f"{key}.json", json.dumps(entry, indent=1).encode())
 
 
 def store_hlo(folder: pathlib.Path, key: str, text: str) -> str:
     """Writes a program's text; returns the path for `CompileResult.hlo_path`."""
     path = folder / f"{key}.hlo.gz"
-    _write(path, gzip.compress(text.encode(), compresslevel=6, mtime=0))
+    write_whole(path, gzip.compress(text.encode(), compresslevel=6, mtime=0))
     return str(path)
 
 
-def _write(path: pathlib.Path, data: bytes) -> None:
+def write_whole(path: pathlib.Path, data: bytes) -> None:
     """All of it or nothing, whoever else writes the same file."""
     handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=".", suffix=".tmp")
     try:

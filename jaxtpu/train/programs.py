@@ -20,7 +20,13 @@ from jaxtpu.sharding import (
     make_rules,
     parameter_shardings,
 )
-from jaxtpu.train.step import TrainState, make_batch_sums, make_init, make_train_step
+from jaxtpu.train.step import (
+    TrainState,
+    in_microbatches,
+    make_batch_sums,
+    make_init,
+    make_train_step,
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -107,7 +113,9 @@ def build_programs(config: Config, mesh: Mesh, units: RunUnits) -> Programs:
             donate_argnums=0,
         ),
         eval_step=jax.jit(
-            batch_sums, in_shardings=(shardings, batch_shardings), out_shardings=replicated
+            in_microbatches(batch_sums, config.train.microbatches),
+            in_shardings=(shardings, batch_shardings),
+            out_shardings=replicated,
         ),
         abstract_state=abstract_state,
         abstract_batch=_with_shardings(batch, batch_shardings),

@@ -58,6 +58,18 @@ def make_batch_sums(model: Model, rules: Rules, loss: str, metrics: tuple[str, .
     return batch_sums
 
 
+def in_microbatches(fun, microbatches: int):
+    """`fun(params, batch, ...)`, whose results are sums, run on equal parts of the batch in turn."""
+    if microbatches == 1:
+        return fun
+
+    def summed(params: Any, batch: dict[str, jax.Array], *rest):
+        rows = batch["inputs"].shape[0] // microbatches
+        return optax.microbatching.microbatch(fun, 1, rows)(params, batch, *rest)
+
+    return summed
+
+
 def make_train_step(
     batch_sums, optimizer: Optimizer, param_shardings: Any, microbatches: int, accumulate: jnp.dtype
 ):
@@ -85,10 +97,7 @@ def make_train_step(
 
     def train_step(state: TrainState, batch: dict[str, jax.Array]):
         tokens = jnp.maximum(jnp.sum(batch["weights"]), 1.0)
-        summed = gradient_and_sums
-        if microbatches > 1:
-            rows = batch["inputs"].shape[0] // microbatches
-            summed = optax.microbatching.microbatch(gradient_and_sums, 1, rows)
+        summed = in_microbatches(gradient_and_sums, microbatches)
         gradient, sums = summed(state.params, batch, tokens)
         updates, opt_state = optimizer.update(gradient, tokens, state.opt_state, state.params)
         # Moments keep the dtype that they were made with: a float32 gradient would widen them.

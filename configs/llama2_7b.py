@@ -1,0 +1,21 @@
+"""Llama-2-7B shapes (arXiv:2307.09288), sequence 2048, on the bundled byte-level corpus.
+
+`python run.py plan --config=configs/llama2_7b.py --slice=v3-32` says how it fits.
+"""
+
+from jaxtpu.config import Config
+
+
+def get_config() -> Config:
+    config = Config()
+    config.model.vocab_size = 32000
+    config.model.embed = 4096
+    config.model.layers = 32
+    config.model.heads = 32
+    config.model.mlp = 11008
+    config.model.norm_epsilon = 1e-5
+    config.data.batch_size = 32
+    config.data.sequence_length = 2048
+    config.optimizer.learning_rate = 3e-4
+    config.train.steps = 10_000
+    return config

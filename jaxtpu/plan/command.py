@@ -1,0 +1,158 @@
+"""`run.py plan`: for each slice, what fits, how fast it is and what it costs."""
+
+import contextlib
+import copy
+import math
+import pathlib
+from collections.abc import Iterator
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from jaxtpu.config import Config, RunUnits, finalize, run_units
+from jaxtpu.data.tokenizer import make_tokenizer
+from jaxtpu.errors import EXIT_OK, ConfigError
+from jaxtpu.hardware import Slice, parse_slice
+from jaxtpu.models import make_model
+from jaxtpu.observe.console import make_console
+from jaxtpu.plan.candidates import fixed_fields
+from jaxtpu.plan.explain import explain, show_explanation
+from jaxtpu.plan.prices import Price, price_per_chip_hour
+from jaxtpu.plan.report import Workload, show, show_slices, write_json
+from jaxtpu.plan.search import OnProgress, SlicePlan, plan_slice
+from jaxtpu.precision import make_precision
+
+EXIT_NOTHING_FITS = 3
+
+
+def plan(
+    config: Config,
+    slices: str,
+    *,
+    given: set[str],
+    opened: set[str] = frozenset(),
+    hbm_gib: float | None = None,
+    tokens: float | None = None,
+    compiles: int = 4,
+) -> int:
+    """Prints a table for each slice and writes `plans/<name>/`.
+
+    Args:
+      config: as loaded.
+      slices: names joined by commas: `v3-8,v3-32`.
+      given: dotted names that the command line sets.
+      opened: dotted names of fields to try although the config sets them.
+      hbm_gib: budget of a device; None takes the slice's default (8 GiB on v3).
+      tokens: to train on in all; None takes the config's length.
+      compiles: candidates to compile for each slice.
+
+    Returns:
+      Exit code: 0, or 3 where nothing fits on any slice.
+    """
+    out = make_console()
+    fixed = fixed_fields(config, given, opened)
+    vocab_size = make_tokenizer(config.data.tokenizer).vocab_size
+    asked = [parse_slice(name.strip()) for name in slices.split(",")]
+    budgets = [budget(slice_, hbm_gib) for slice_ in asked]
+    plans, works = [], []
+    for slice_, gib in zip(asked, budgets, strict=True):
+        ready, units = without_mesh(config, slice_, vocab_size)
+        with progress(out, slice_.name) as on_progress:
+            found = plan_slice(
+                ready,
+                slice_,
+                units,
+                fixed=fixed,
+                hbm_gib=gib,
+                vocab_size=vocab_size,
+                compiles=compiles,
+                on_progress=on_progress,
+            )
+        plans.append(found)
+        works.append(workload(ready, units, slice_, tokens))
+        show(out, found, works[-1])
+        if found.compiled and not found.best:
+            _explain(out, found, ready, units, vocab_size)
+    if len(plans) > 1:
+        show_slices(out, plans, works)
+    path = pathlib.Path("plans") / config.name / "plan.json"
+    write_json(path, plans, works, {})
+    out.print(f"\nWritten: {path}", markup=False)
+    return EXIT_OK if any(found.best for found in plans) else EXIT_NOTHING_FITS
+
+
+def _explain(
+    out: Console, found: SlicePlan, ready: Config, units: RunUnits, vocab_size: int
+) -> None:
+    """Of the candidate that lacks least."""
+    nearest = min(found.rows, key=lambda row: row.result.needed_bytes or math.inf)
+    if nearest.result.error:
+        return
+    with progress(out, found.slice.name) as on_progress:
+        explanation = explain(
+            ready,
+            nearest.candidate,
+            found.slice,
+            units,
+            hbm_gib=found.hbm_gib,
+            vocab_size=vocab_size,
+            on_progress=on_progress,
+        )
+    show_explanation(out, explanation, found.hbm_gib)
+
+
+def budget(slice_: Slice, hbm_gib: float | None = None) -> float:
+    """GiB of a device. The compiler can only lower its limit: more than there is, is an error."""
+    physical = slice_.generation.hbm_gib
+    if hbm_gib is None:
+        return slice_.generation.default_budget_gib
+    if not 0 < hbm_gib <= physical:
+        raise ConfigError(
+            "--hbm_gib", hbm_gib, f"a device of {slice_.name} has {physical:g} GiB.",
+            f"Use at most {physical:g}.",
+        )  # fmt: skip
+    return hbm_gib
+
+
+def without_mesh(config: Config, slice_: Slice, vocab_size: int) -> tuple[Config, RunUnits]:
+    """`config` with the fields derived that no mesh decides, and what a step amounts to."""
+    ready = copy.deepcopy(config)
+    ready.mesh.update({"data": 1, "fsdp": 1, "expert": 1, "context": 1, "tensor": slice_.devices})
+    ready.train.microbatches = 1
+    finalize(ready, slice_.devices, vocab_size)
+    ready.mesh, ready.train.microbatches = copy.deepcopy(config.mesh), config.train.microbatches
+    return ready, run_units(ready, examples=None)
+
+
+def workload(config: Config, units: RunUnits, slice_: Slice, tokens: float | None) -> Workload:
+    """What is to be done on a slice, and the price of its chips."""
+    precision = make_precision(config.precision)
+    model = make_model(config.model, precision, config.data.sequence_length)
+    total = units.steps * units.tokens_per_step if tokens is None else tokens
+    price = price_per_chip_hour(slice_.generation.name, config.plan.price_kind)
+    if config.plan.price is not None:
+        price = Price(config.plan.price, date="yours", source="config.plan.price")
+    return Workload(units.tokens_per_step, total, model.flops_per_token, price)
+
+
+@contextlib.contextmanager
+def progress(out: Console, name: str) -> Iterator[OnProgress]:
+    """A bar on a terminal, elsewhere a line for each thing that is begun."""
+    if not out.is_terminal:
+        begun = set()
+
+        def say(what: str, done: int, total: int) -> None:
+            if what not in begun:
+                begun.add(what)
+                out.print(f"{name}: {what} {total} candidates", markup=False)
+
+        yield say
+        return
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
+    with Progress(*columns, TimeElapsedColumn(), console=out, transient=True) as bar:
+        task = bar.add_task(name)
+
+        def update(what: str, done: int, total: int) -> None:
+            bar.update(task, description=f"{name}: {what}", completed=done, total=total)
+
+        yield update

@@ -1,0 +1,209 @@
+"""Memory and time by arithmetic: good enough to choose what to compile, always labelled so."""
+
+import contextlib
+import dataclasses
+import functools
+import json
+import math
+import pathlib
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+from jax.sharding import AbstractMesh, AxisType
+
+from jaxtpu.config import Config, RunUnits
+from jaxtpu.config.validate import MESH_AXES
+from jaxtpu.hardware import Slice
+from jaxtpu.models import make_model
+from jaxtpu.observe.memory import tree_bytes_per_device
+from jaxtpu.optimizer import make_optimizer
+from jaxtpu.plan.candidates import Candidate
+from jaxtpu.plan.compile_cache import DIRECTORY, sources_key, write_whole
+from jaxtpu.plan.roofline import (
+    bytes_moved,
+    communication_seconds,
+    compute_seconds,
+    exposed_share,
+)
+from jaxtpu.plan.trace import LocalCosts, local_costs
+from jaxtpu.precision import Precision, make_precision
+from jaxtpu.sharding import Rules, like_parameters, make_rules, parameter_shardings
+
+_CODE_BYTES = 32 * 2**20  # of a step with scanned layers, as compiled
+
+
+@dataclasses.dataclass(frozen=True)
+class Estimate:
+    """By arithmetic, for one device.
+
+    Attributes:
+      bytes_by_kind: HBM bytes: parameters, optimizer, gradients, saved activations, working set,
+        gathered weights, code.
+      compute_seconds: matrix products of a step, recomputation included.
+      communication_seconds: collectives of a step, none of them hidden.
+      seconds: of a step: compute, and the share of communication that is not hidden.
+      flops: of the matrix products of a step.
+    """
+
+    bytes_by_kind: dict[str, int]
+    compute_seconds: float
+    communication_seconds: float
+    seconds: float
+    flops: float
+
+    @property
+    def hbm_bytes(self) -> int:
+        return sum(self.bytes_by_kind.values())
+
+
+def estimates(
+    config: Config,
+    candidates: Sequence[Candidate],
+    slice_: Slice,
+    units: RunUnits,
+    on_progress: Callable[[str, int, int], None] = lambda what, done, total: None,
+) -> list[Estimate]:
+    """The estimate of each candidate; kept on disk, for tracing hundreds of steps takes a while."""
+    facts = [dataclasses.asdict(candidate) for candidate in candidates]
+    key = sources_key(config.to_dict(), facts, slice_.name, dataclasses.asdict(units))
+    path = pathlib.Path(DIRECTORY).expanduser() / f"estimates-{key}.json"
+    try:
+        return [Estimate(**values) for values in json.loads(path.read_text())]
+    except (OSError, ValueError, TypeError):
+        pass  # none kept, or a damaged file: made again
+    found = []
+    for candidate in candidates:
+        found.append(estimate(config, candidate, slice_, units))
+        on_progress("estimating", len(found), len(candidates))
+    with contextlib.suppress(OSError):  # a cache that cannot be written costs time only
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_whole(path, json.dumps([dataclasses.asdict(one) for one in found]).encode())
+    return found
+
+
+def estimate(config: Config, candidate: Candidate, slice_: Slice, units: RunUnits) -> Estimate:
+    """The memory and the time of a step of `config` run as `candidate` says.
+
+    Args:
+      config: finalized.
+      units: of the run; only the optimizer's schedule needs it.
+    """
+    config = candidate.apply(config)
+    mesh = AbstractMesh(candidate.mesh, MESH_AXES, axis_types=(AxisType.Auto,) * len(MESH_AXES))
+    rules = make_rules(config.sharding, mesh)
+    state = _state(config, rules, units)
+    costs = local_costs(config, rules, units)
+    bytes_by_kind = _memory(config, candidate, state, costs)
+    compute = compute_seconds(
+        costs.operations,
+        config.train.microbatches,
+        state_bytes=state.param_bytes + state.optimizer_bytes,
+        gradient_bytes=state.local_weights * make_precision(config.precision).accumulate.itemsize,
+        saved_bytes=bytes_by_kind["saved activations"],
+        generation=slice_.generation,
+    )
+    precision = make_precision(config.precision)
+    moved = bytes_moved(config, candidate, state.weights, precision.compute.itemsize)
+    flops = costs.flops * config.train.microbatches
+    waiting = communication_seconds(moved, candidate, slice_)
+    seconds = compute + waiting * exposed_share(slice_.generation)
+    return Estimate(bytes_by_kind, compute, waiting, seconds, flops)
+
+
+@dataclasses.dataclass(frozen=True)
+class _State:
+    """Sizes of the train state.
+
+    Attributes:
+      param_bytes, optimizer_bytes: of one device.
+      weights: parameters of the whole model.
+      local_weights: of one device.
+    """
+
+    param_bytes: int
+    optimizer_bytes: int
+    weights: int
+    local_weights: int
+
+
+def _state(config: Config, rules: Rules, units: RunUnits) -> _State:
+    model, opt_state = _shapes(_key(config), _Holder(config, units))
+    shardings, _ = parameter_shardings(rules, model.axes, model.abstract_params)
+    params = _sharded(model.abstract_params, shardings)
+    moments = _sharded(
+        opt_state, like_parameters(opt_state, model.abstract_params, shardings, rules.mesh)
+    )
+    leaves = jax.tree.leaves(params)
+    return _State(
+        tree_bytes_per_device(params),
+        tree_bytes_per_device(moments),
+        sum(leaf.size for leaf in leaves),
+        sum(math.prod(leaf.sharding.shard_shape(leaf.shape)) for leaf in leaves),
+    )
+
+
+def _memory(
+    config: Config, candidate: Candidate, state: _State, costs: LocalCosts
+) -> dict[str, int]:
+    """HBM bytes by kind. The peak is in the backward pass over the layers, or at the loss."""
+    precision = make_precision(config.precision)
+    gradients = state.local_weights * precision.accumulate.itemsize
+    in_layers = gradients + costs.layer_bytes > costs.loss_bytes
+    trees = (config.train.microbatches > 1) + in_layers
+    saved_weights = costs.saved_weight_bytes // candidate.sizes["fsdp"]
+    return {
+        "parameters": state.param_bytes,
+        "optimizer": state.optimizer_bytes,
+        "gradients": trees * gradients,
+        "saved activations": costs.saved_bytes + saved_weights,
+        "weight copies": _weight_copies(config, candidate, state, precision),
+        "working set": costs.layer_bytes if in_layers else costs.loss_bytes,
+        "code": _CODE_BYTES,
+    }
+
+
+def _weight_copies(
+    config: Config, candidate: Candidate, state: _State, precision: Precision
+) -> int:
+    """Copies of the weights in the compute dtype, and of two layers gathered along fsdp."""
+    itemsize = precision.compute.itemsize
+    casts = 0 if precision.params == precision.compute else state.local_weights * itemsize
+    if candidate.sizes["fsdp"] == 1:
+        return casts
+    layer = state.weights // config.model.layers // candidate.sizes["tensor"]
+    return casts + 2 * layer * itemsize
+
+
+@dataclasses.dataclass(frozen=True)
+class _Holder:
+    """Arguments that do not take part in a cache's key."""
+
+    config: Config
+    units: RunUnits
+
+    def __hash__(self) -> int:
+        return 0
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Holder)
+
+
+def _key(config: Config) -> str:
+    values = config.to_dict()
+    values["model"] |= {"remat": "", "attention": ""}  # they change no shape
+    return repr([values[name] for name in ("model", "precision", "optimizer", "data")])
+
+
+@functools.lru_cache(maxsize=8)
+def _shapes(_key: str, held: _Holder):
+    precision = make_precision(held.config.precision)
+    model = make_model(held.config.model, precision, held.config.data.sequence_length)
+    optimizer = make_optimizer(held.config.optimizer, held.units, model.abstract_params)
+    return model, jax.eval_shape(optimizer.init, model.abstract_params)
+
+
+def _sharded(tree: Any, shardings: Any) -> Any:
+    return jax.tree.map(
+        lambda leaf, s: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=s), tree, shardings
+    )

@@ -1,0 +1,90 @@
+"""The time of a step by arithmetic: enough to choose what to compile, never shown as a prediction."""
+
+import math
+from collections.abc import Iterable
+
+from jaxtpu.config import Config
+from jaxtpu.config.validate import MESH_AXES
+from jaxtpu.hardware import Generation, Slice
+from jaxtpu.plan.candidates import Candidate
+from jaxtpu.plan.collectives import DCN_BYTES_PER_SECOND, LINK_EFFICIENCY
+from jaxtpu.plan.jaxpr import Cost
+
+# Shares of the peak rates that a large program reaches, the same for every generation; they set the
+# scale of an estimate and hardly the order of candidates.
+_MATMUL_EFFICIENCY = 0.9
+_HBM_EFFICIENCY = 0.8
+_SYNCHRONOUS = ("v2", "v3")  # their compiler schedules collectives that nothing runs beside
+
+
+def compute_seconds(
+    operations: Iterable[Cost],
+    microbatches: int,
+    *,
+    state_bytes: int,
+    gradient_bytes: int,
+    saved_bytes: int,
+    generation: Generation,
+) -> float:
+    """Seconds of compute in a step: each operation at the rate of its FLOPs or of its bytes.
+
+    Args:
+      operations: of one microbatch.
+      state_bytes: parameters and optimizer state, which the update reads and writes.
+      gradient_bytes: of all parameters; every microbatch but the first adds to them.
+      saved_bytes: activations of a microbatch, stacked by its forward pass, read by its backward.
+    """
+    flop_seconds = 1 / generation.peak_flops_bf16 / _MATMUL_EFFICIENCY
+    byte_seconds = 1 / generation.hbm_bandwidth / _HBM_EFFICIENCY
+    compute = sum(
+        op.count * max(op.flops * flop_seconds, op.bytes * byte_seconds) for op in operations
+    )
+    summing = 3 * gradient_bytes if microbatches > 1 else gradient_bytes
+    pass_seconds = compute + (2 * saved_bytes + summing) * byte_seconds
+    return microbatches * pass_seconds + (2 * state_bytes + gradient_bytes) * byte_seconds
+
+
+def exposed_share(generation: Generation) -> float:
+    """The share of communication that compute does not hide, roughly."""
+    return 1.0 if generation.name in _SYNCHRONOUS else 0.5
+
+
+def bytes_moved(
+    config: Config, candidate: Candidate, weights: int, itemsize: int
+) -> dict[str, float]:
+    """Bytes that a device receives in a step, by the mesh axis that they move along.
+
+    Weights are gathered along fsdp in the forward pass, in the backward one, and their gradients
+    reduced; gradients are reduced along data; activations along tensor, four times a layer, and
+    as often again where they are recomputed.
+    """
+    sizes, microbatches = candidate.sizes, config.train.microbatches
+    part = weights / sizes["tensor"] * itemsize
+    rows = config.data.batch_size / (sizes["data"] * sizes["fsdp"] * sizes["expert"])
+    activation = rows * config.data.sequence_length / sizes["context"] * config.model.embed
+    passes = 6 if config.model.remat == "full" else 4
+    ring = lambda axis: (sizes[axis] - 1) / sizes[axis]  # noqa: E731
+    return {
+        "data": 2 * part / sizes["fsdp"] * ring("data") * microbatches,
+        "fsdp": 3 * part * ring("fsdp") * microbatches,
+        "tensor": 2 * passes * config.model.layers * activation * itemsize * ring("tensor"),
+    }
+
+
+def communication_seconds(moved: dict[str, float], candidate: Candidate, slice_: Slice) -> float:
+    """Seconds of the collectives of a step, none of them hidden.
+
+    The outermost axes cross slices: what moves along them is held up by the data-centre network.
+    """
+    generation, seconds = slice_.generation, 0.0
+    ici = generation.ici_link_bandwidth * generation.ici_links * LINK_EFFICIENCY
+    dcn = generation.dcn_bandwidth or DCN_BYTES_PER_SECOND
+    devices_of_host = generation.chips_per_host * generation.devices_per_chip
+    slices = slice_.slices
+    for axis in MESH_AXES:
+        across, bytes_ = math.gcd(candidate.sizes[axis], slices), moved.get(axis, 0.0)
+        slices //= across
+        seconds += bytes_ * generation.devices_per_chip / ici
+        if across > 1:
+            seconds += bytes_ / candidate.sizes[axis] * across * devices_of_host / dcn
+    return seconds

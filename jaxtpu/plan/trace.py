@@ -1,0 +1,114 @@
+"""What one device computes and keeps, read off the jaxpr of the very step that trains.
+
+The step is traced with the shapes that one device has (its rows of a microbatch, its heads, its
+part of the MLP and of the vocabulary), so sizes and FLOPs are local ones, recomputation included.
+"""
+
+import collections
+import copy
+import dataclasses
+import functools
+import json
+import math
+
+import jax
+
+from jaxtpu.config import Config, RunUnits
+from jaxtpu.mesh import make_mesh
+from jaxtpu.models.transformer import padded_vocabulary
+from jaxtpu.plan.jaxpr import Cost, body, costs, scans, tiled_bytes, working_bytes
+from jaxtpu.sharding import Rules
+from jaxtpu.train.programs import build_programs
+
+_ONE_DEVICE = {"data": 1, "fsdp": 1, "expert": 1, "context": 1, "tensor": 1}
+
+
+@dataclasses.dataclass(frozen=True)
+class LocalCosts:
+    """Of one device and one microbatch.
+
+    Attributes:
+      operations: matrix products, kernels, reductions; forward, backward and recomputation.
+      saved_bytes: activations stacked by the forward scan for the backward one.
+      saved_weight_bytes: copies of weights among them, as large as if fsdp were 1.
+      layer_bytes: the most that is alive within one layer.
+      loss_bytes: the most that is alive outside of the layers, logits above all.
+    """
+
+    operations: tuple[Cost, ...]
+    saved_bytes: int
+    saved_weight_bytes: int
+    layer_bytes: int
+    loss_bytes: int
+
+    @property
+    def flops(self) -> float:
+        """Of matrix products."""
+        return sum(cost.count * cost.flops for cost in self.operations)
+
+
+def local_config(config: Config, rules: Rules) -> Config:
+    """The configuration whose global shapes are what one device has of `config`'s."""
+    parts = lambda axis: math.prod(rules.mesh.shape[a] for a in rules.mesh_axes(axis))  # noqa: E731
+    divided = lambda axis, size: size // parts(axis) if size % parts(axis) == 0 else size  # noqa: E731
+    local = copy.deepcopy(config)
+    rows = config.data.batch_size // config.train.microbatches
+    local.data.batch_size = divided("batch", rows)
+    local.data.sequence_length = divided("sequence", config.data.sequence_length)
+    local.train.microbatches = 1
+    model = local.model
+    model.heads = divided("heads", config.model.heads)
+    model.kv_heads = divided("kv_heads", config.model.kv_heads)
+    if model.heads % model.kv_heads:
+        model.kv_heads = model.heads  # each query head has its own copy of its key head
+    model.mlp = divided("mlp", config.model.mlp)
+    vocabulary = padded_vocabulary(config.model)
+    model.vocab_size, model.vocab_multiple = divided("vocab", vocabulary), 1
+    local.sharding.max_replicated = 1.0
+    return local
+
+
+def local_costs(config: Config, rules: Rules, units: RunUnits) -> LocalCosts:
+    """Costs of one microbatch of `config` on one device of the mesh."""
+    local = local_config(config, rules)
+    key = json.dumps([local.to_dict()[name] for name in ("model", "data", "precision", "loss")])
+    return _trace(key, _Uncompared((local, units)))
+
+
+@dataclasses.dataclass(frozen=True)
+class _Uncompared:
+    """An argument that does not take part in a cache's key."""
+
+    value: tuple
+
+    def __hash__(self) -> int:
+        return 0
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Uncompared)
+
+
+@functools.lru_cache(maxsize=1024)
+def _trace(_key: str, arguments: _Uncompared) -> LocalCosts:
+    config, units = arguments.value
+    programs = build_programs(config, make_mesh(_ONE_DEVICE, jax.devices()[:1]), units)
+    jaxpr = programs.train_step.trace(programs.abstract_state, programs.abstract_batch).jaxpr.jaxpr
+    stacked = {leaf.shape for leaf in jax.tree.leaves(programs.abstract_state.params)}
+    weights = stacked | {shape[1:] for shape in stacked}
+    saved = saved_weights = 0
+    for scan in scans(jaxpr):
+        for kept in () if scan.params["reverse"] else scan.outvars[scan.params["num_carry"] :]:
+            if kept.aval.shape in stacked:
+                saved_weights += tiled_bytes(kept.aval)
+            else:
+                saved += tiled_bytes(kept.aval)
+    counted = collections.Counter()
+    for cost in costs(jaxpr):
+        counted[cost.flops, cost.bytes] += cost.count
+    return LocalCosts(
+        operations=tuple(Cost(n, flops, bytes_) for (flops, bytes_), n in counted.items()),
+        saved_bytes=saved,
+        saved_weight_bytes=saved_weights,
+        layer_bytes=max(working_bytes(body(scan), weights) for scan in scans(jaxpr)),
+        loss_bytes=working_bytes(jaxpr, weights),
+    )
