@@ -260,7 +260,7 @@ def _named(together: list[Value], value: Value, size: int, naming: Naming) -> Bu
     maker, kind = naming.maker(together, value), naming.kind(together, value)
     return Buffer(
         bytes=size,
-        untiled_bytes=min(size, max(other.shape.bytes for other in together)),
+        untiled_bytes=value.shape.bytes,
         dtype=value.shape.dtype,
         dims=value.shape.dims,
         kind=kind,

@@ -54,14 +54,3 @@ def test_a_buffer_without_a_name_takes_its_readers():
         ROOT %r = {SLICE} negate(%a){meta("jit(step)/transpose(jvp(net))/attention/neg")}"""
     names = {(b.path, b.phase) for b in at_peak(text) if b.kind == "temporary"}
     assert names == {("attention", "backward")}
-
-
-def test_padding_is_that_of_the_widest_array_in_a_memory():
-    note = ', backend_config={"aliasing_operands":{"lists":[{"indices":["0","1"]}]}}'
-    text = f"""%p = {SLICE} parameter(0), metadata={{op_name="batch"}}
-        %a = {SLICE} negate(%p)
-        %b = bf16[256,1024]{{1,0:T(8,128)(2,1)}} convert(%a){note}
-        %c = {SLICE} add(%p, %p)
-        ROOT %r = {SLICE} add(%c, %b)"""
-    for buffer in at_peak(text):
-        assert buffer.untiled_bytes == buffer.bytes
