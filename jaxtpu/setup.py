@@ -16,6 +16,8 @@ from jaxtpu.data.tokenizer import Tokenizer, make_tokenizer
 from jaxtpu.data.tokens import TokenStream
 from jaxtpu.errors import ConfigError
 from jaxtpu.mesh import make_mesh
+from jaxtpu.observe.console import make_console
+from jaxtpu.plan.auto import take_plan
 from jaxtpu.train.programs import Programs, build_programs
 
 # A run's folder holds one model on one stream of examples: these fields cannot change under it.
@@ -53,7 +55,10 @@ def set_up(config: Config) -> Setup:
       ConfigError: something does not fit together.
     """
     tokenizer = make_tokenizer(config.data.tokenizer)
-    sizes = finalize(config, _device_count(), tokenizer.vocab_size)
+    devices = _device_count()
+    if config.mesh.auto:
+        config = take_plan(config, jax.devices(), tokenizer.vocab_size, make_console())
+    sizes = finalize(config, devices, tokenizer.vocab_size)
     stream = _open(config, tokenizer, "train_split")
     validation = (
         _open(config, tokenizer, "validation_split") if config.data.validation_split else None

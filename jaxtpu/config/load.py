@@ -12,8 +12,9 @@ import traceback
 import types
 from typing import Any
 
-from jaxtpu.config.schema import Config
+from jaxtpu.config.schema import Config, MeshConfig
 from jaxtpu.config.section import Section, parse_literal, unknown_field
+from jaxtpu.config.validate import MESH_AXES
 from jaxtpu.errors import ConfigError
 
 _OVERRIDE = re.compile(r"--?(no)?config\.([^=]+)(?:=(.*))?", re.DOTALL)
@@ -135,6 +136,10 @@ def load(spec: str, overrides: list[tuple[str, str]] = ()) -> Config:
         if isinstance(value, tuple):
             lists[name] = lists.get(name, ()) + value
             setattr(section, field, lists[name])
+    if config.mesh.auto:  # what only the file sets of a mesh is left to the plan
+        given, defaults = {name for name, _ in overrides}, MeshConfig()
+        open_axes = [axis for axis in MESH_AXES if f"mesh.{axis}" not in given]
+        config.mesh.update({axis: getattr(defaults, axis) for axis in open_axes})
     config.name = config.name or "-".join(filter(None, (path.stem, argument)))
     config.workdir = config.workdir or f"runs/{config.name}"
     return config

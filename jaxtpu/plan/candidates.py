@@ -15,9 +15,9 @@ from jaxtpu.kernels.attention import choose_attention
 
 _REMAT = ("none", "dots", "full")  # what is cheapest in time first
 _MOST_MICROBATCHES = 16
-# Axes that a plan may use. `expert` divides nothing in a dense model, and dividing the sequence
-# without an attention kernel for it only adds all-gathers: they take part where the user sets them.
-_OPEN_AXES = ("data", "fsdp", "tensor")
+# Axes that a plan may use. `expert` divides nothing in a dense model that `data` does not: it takes
+# part where the user sets it.
+_OPEN_AXES = ("data", "fsdp", "context", "tensor")
 _MESH_FIELDS = tuple(f"mesh.{axis}" for axis in MESH_AXES)
 KNOBS = ("model.remat", "model.attention", "train.microbatches")
 _SHORT = {"train.microbatches": "{} microbatches", "model.attention": "{} attention"}
@@ -83,7 +83,7 @@ def fixed_fields(config: Config, given: set[str], opened: set[str]) -> set[str]:
     defaults = dict(leaves(Config()))
     changed = {name for name, value in leaves(config) if value != defaults[name]}
     fixed = {name for name in varied if name in given | changed}
-    if "mesh" in opened or config.mesh.auto:
+    if "mesh" in opened:
         fixed -= set(_MESH_FIELDS) - given
     return fixed - opened
 
@@ -127,9 +127,10 @@ def _slices_outermost(mesh: tuple[int, ...], slices: int) -> bool:
 
 
 def _divides_model(config: Config, sizes: dict[str, int]) -> bool:
-    """A tensor axis that does not divide heads and MLP would only replicate work."""
-    tensor = sizes["tensor"]
-    return config.model.heads % tensor == 0 and config.model.mlp % tensor == 0
+    """An axis that does not divide the sequence, or heads and MLP, would only replicate work."""
+    tensor, length = sizes["tensor"], config.data.sequence_length
+    whole = config.model.heads % tensor == 0 and config.model.mlp % tensor == 0
+    return whole and length % sizes["context"] == 0
 
 
 def _choices(

@@ -55,19 +55,23 @@ def bytes_moved(
     """Bytes that a device receives in a step, by the mesh axis that they move along.
 
     Weights are gathered along fsdp in the forward pass, in the backward one, and their gradients
-    reduced; gradients are reduced along data; activations along tensor, four times a layer, and
-    as often again where they are recomputed.
+    reduced; gradients are reduced along data and context; activations along tensor, four times a
+    layer, and as often again where they are recomputed; keys and values are gathered along context.
     """
-    sizes, microbatches = candidate.sizes, config.train.microbatches
+    sizes, microbatches, model = candidate.sizes, config.train.microbatches, config.model
     part = weights / sizes["tensor"] * itemsize
     rows = config.data.batch_size / (sizes["data"] * sizes["fsdp"] * sizes["expert"])
-    activation = rows * config.data.sequence_length / sizes["context"] * config.model.embed
-    passes = 6 if config.model.remat == "full" else 4
+    token_bytes = rows * config.data.sequence_length * itemsize
+    again = model.remat == "full"
+    activation = token_bytes / sizes["context"] * model.embed
+    keys = 2 * token_bytes * model.kv_heads * model.head_dim / sizes["tensor"]
     ring = lambda axis: (sizes[axis] - 1) / sizes[axis]  # noqa: E731
+    reduced = 2 * part / sizes["fsdp"] * microbatches
     return {
-        "data": 2 * part / sizes["fsdp"] * ring("data") * microbatches,
+        "data": reduced * ring("data"),
         "fsdp": 3 * part * ring("fsdp") * microbatches,
-        "tensor": 2 * passes * config.model.layers * activation * itemsize * ring("tensor"),
+        "context": (reduced + (2 + again) * model.layers * keys) * ring("context"),
+        "tensor": 2 * (4 + 2 * again) * model.layers * activation * ring("tensor"),
     }
 
 

@@ -2,6 +2,8 @@
 
 The step is traced with the shapes that one device has (its rows of a microbatch, its heads, its
 part of the MLP and of the vocabulary), so sizes and FLOPs are local ones, recomputation included.
+Only the sequence is whole, for attention sees all of it: what a mesh divides it into, costs are
+divided by.
 """
 
 import collections
@@ -46,6 +48,19 @@ class LocalCosts:
         """Of matrix products."""
         return sum(cost.count * cost.flops for cost in self.operations)
 
+    def divided(self, parts: int) -> "LocalCosts":
+        """Of one of equal parts of the sequence; copies of weights stay whole."""
+        operations = tuple(
+            Cost(c.count, c.flops / parts, c.bytes // parts) for c in self.operations
+        )
+        return LocalCosts(
+            operations,
+            self.saved_bytes // parts,
+            self.saved_weight_bytes,
+            self.layer_bytes // parts,
+            self.loss_bytes // parts,
+        )
+
 
 def local_config(config: Config, rules: Rules) -> Config:
     """The configuration whose global shapes are what one device has of `config`'s."""
@@ -54,7 +69,6 @@ def local_config(config: Config, rules: Rules) -> Config:
     local = copy.deepcopy(config)
     rows = config.data.batch_size // config.train.microbatches
     local.data.batch_size = divided("batch", rows)
-    local.data.sequence_length = divided("sequence", config.data.sequence_length)
     local.train.microbatches = 1
     model = local.model
     model.heads = divided("heads", config.model.heads)
@@ -72,7 +86,9 @@ def local_costs(config: Config, rules: Rules, units: RunUnits) -> LocalCosts:
     """Costs of one microbatch of `config` on one device of the mesh."""
     local = local_config(config, rules)
     key = json.dumps([local.to_dict()[name] for name in ("model", "data", "precision", "loss")])
-    return _trace(key, _Uncompared((local, units)))
+    whole = _trace(key, _Uncompared((local, units)))
+    parts = math.prod(rules.mesh.shape[axis] for axis in rules.mesh_axes("sequence"))
+    return whole.divided(parts) if parts > 1 else whole
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,0 +1,93 @@
+"""`mesh=auto`: a run takes the plan for the devices that it finds."""
+
+import dataclasses
+import json
+import pathlib
+from collections.abc import Sequence
+
+import jax
+from rich.console import Console
+
+from jaxtpu.config import Config
+from jaxtpu.errors import UserError
+from jaxtpu.hardware import Slice, generation_of, parse_slice
+from jaxtpu.plan.candidates import Candidate, fixed_fields
+from jaxtpu.plan.command import budget, progress, without_mesh
+from jaxtpu.plan.compile_cache import (
+    DIRECTORY,
+    has_compiler,
+    libtpu_versions,
+    sources_key,
+    write_whole,
+)
+from jaxtpu.plan.search import plan_slice
+
+_REHEARSED = "v3"  # the slices that emulated devices stand for
+
+
+def take_plan(
+    config: Config, devices: Sequence[jax.Device], vocab_size: int, out: Console
+) -> Config:
+    """`config` with mesh, remat, attention and microbatches from the plan for `devices`.
+
+    The plan is kept, so the next start takes it at once. Emulated devices rehearse a v3 slice of
+    their number.
+
+    Args:
+      config: as loaded, with `mesh.auto`.
+
+    Raises:
+      ConfigError: the devices are no slice, or nothing fits together.
+      UserError: nothing fits into the budget.
+    """
+    slice_ = slice_of(devices)
+    fixed, gib = fixed_fields(config, set(), set()), budget(slice_)
+    versions = libtpu_versions() if has_compiler() else {}
+    key = sources_key(config.to_dict(), slice_.name, versions, gib)
+    path = pathlib.Path(DIRECTORY).expanduser() / f"auto-{key}.json"
+    candidate = _read(path)
+    if candidate is None:
+        ready, units = without_mesh(config, slice_, vocab_size)
+        with progress(out, f"mesh=auto for {slice_.name}") as on_progress:
+            plan = plan_slice(
+                ready,
+                slice_,
+                units,
+                fixed=fixed,
+                hbm_gib=gib,
+                vocab_size=vocab_size,
+                on_progress=on_progress,
+            )
+        if plan.best is None:
+            raise UserError(
+                f"mesh=auto: nothing fits into {gib:g} GiB of a {slice_.name} device. "
+                f"`run.py plan --slice={slice_.name}` says why, and what would fit."
+            )
+        candidate = plan.best.candidate
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_whole(path, json.dumps(dataclasses.asdict(candidate)).encode())
+    out.print(f"mesh=auto took, for {slice_.name}: {candidate.flags()}", markup=False)
+    return candidate.apply(config)
+
+
+def _read(path: pathlib.Path) -> Candidate | None:
+    """The plan kept at `path`; None where there is none, or the file is damaged."""
+    try:
+        values = json.loads(path.read_text())
+        return Candidate(tuple(values["mesh"]), tuple(map(tuple, values["knobs"])))
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def slice_of(devices: Sequence[jax.Device]) -> Slice:
+    """The slice that `devices` are; emulated ones stand for a v3 slice of their number.
+
+    Raises:
+      ConfigError: the vendor has no slice of so many devices.
+    """
+    generation = generation_of(devices[0].device_kind)
+    name = generation.name if generation else _REHEARSED
+    slices = len({getattr(device, "slice_index", 0) for device in devices})
+    known = generation or parse_slice(f"{name}-8").generation
+    cores = len(devices) // slices * known.cores_per_chip // known.devices_per_chip
+    return parse_slice(f"{slices}x{name}-{cores}" if slices > 1 else f"{name}-{cores}", "mesh.auto")
