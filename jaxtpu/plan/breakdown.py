@@ -7,6 +7,7 @@ its own: what packing the buffers leaves unused, and whatever the walk has wrong
 
 import dataclasses
 import math
+import os
 import re
 from collections import Counter
 
@@ -89,7 +90,7 @@ class MemoryReport:
       code_bytes: the program, which the compiler's total leaves out: the device holds it beside.
       host_bytes: pinned host memory of the program, for one device.
       peak_bytes: of the live-range walk.
-      peak_at: in words, when that is: `backward, decoder/layers/attention, in decoder x 24`.
+      peak_at: in words, when that is: `backward, decoder/layers/attention, in decoder/layers x 24`.
       largest: live at the peak, the largest first.
       padded: live at the peak, that lose more than 10% to tiles: those that lose most first.
       versions: of jax, jaxlib and libtpu.
@@ -181,16 +182,21 @@ def padded(made: Timeline) -> tuple[Tensor, ...]:
 
 def moment(made: Timeline, event: Event) -> str:
     """When an event is, in words: its pass, its module, the loops around it."""
-    around = [loop_words(loop) for loop in made.loops if loop.instruction in event.loops]
+    around = [loop_words(made, loop) for loop in made.loops if loop.instruction in event.loops]
     where = f"in {' in '.join(reversed(around))}" if around else ""
     passed = event.phase if event.phase != "other" else ""
     return ", ".join(filter(None, (passed, event.path or event.instruction, where)))
 
 
-def loop_words(loop: Loop) -> str:
-    """`decoder x 24`."""
-    times = f"x {loop.trips}" if loop.trips else "x ?"
-    return f"{loop.path or 'loop'} {times}"
+def loop_words(made: Timeline, loop: Loop) -> str:
+    """`decoder/layers x 24`: the module that runs in a loop, and how often."""
+    inside = made.events[loop.first : loop.last + 1]
+    deeper = [event.path.split("/") for event in inside if event.path.startswith(loop.path + "/")]
+    shared = os.path.commonprefix(deeper) if loop.path and deeper else []
+    name = "/".join(shared) or loop.path
+    if not name and {"forward", "backward"} <= {event.phase for event in inside}:
+        name = "microbatches"
+    return f"{name or 'loop'} x {loop.trips or '?'}"
 
 
 def amount(size: float) -> str:

@@ -121,6 +121,13 @@ class Naming:
             best = max((best, *(user for v in together for user in v.users)), key=_depth)
         return best
 
+    def purpose(self, maker: Instruction) -> str:
+        """The module's path of the largest value that `maker`, which has no path itself, makes."""
+        made = max(self._made[maker], key=lambda v: v.shape.tiled_bytes, default=None)
+        if made is None or maker.opcode in ("parameter", "while"):
+            return ""
+        return module_path(self.maker(self._sharing[made.leader], made).op_name)
+
     def _stacked(self, maker: Instruction) -> Iterator[Instruction]:
         """What makes the parts that `maker` puts into stacks."""
         stacks = {v.shape.num_elements // v.shape.dims[0] for v in self._made[maker]}

@@ -52,7 +52,7 @@ class Event:
     Attributes:
       instruction: its name in the HLO text.
       opcode: its opcode.
-      path: module path, "" if unknown.
+      path: module path; where its own name has none, of what it is made for; "" if unknown.
       phase: forward, backward or other; of an unnamed instruction, that of the one before.
       loops: names of the `while` instructions around it, outermost first.
       bytes: live in HBM, code included.
@@ -131,7 +131,7 @@ def timeline(module: Module, code_bytes: int = 0, outputs_reused: bool = False) 
     if code_bytes:
         buffers.append(Buffer(code_bytes, code_bytes, kind="code"))
     return Timeline(
-        events=tuple(_events(ranges, hbm, host, code_bytes)),
+        events=tuple(_events(ranges, naming, hbm, host, code_bytes)),
         loops=tuple(_loops(module, ranges)),
         code_bytes=code_bytes,
         peak_bytes=hbm[peak] + code_bytes,
@@ -273,7 +273,7 @@ def _named(together: list[Value], value: Value, size: int, naming: Naming) -> Bu
 
 
 def _events(
-    ranges: LiveRanges, hbm: list[int], host: list[int], code_bytes: int
+    ranges: LiveRanges, naming: Naming, hbm: list[int], host: list[int], code_bytes: int
 ) -> Iterator[Event]:
     """One event a step."""
     current = OTHER
@@ -281,7 +281,7 @@ def _events(
         made = step.instruction
         current = phase(made.op_name) or current
         loops = tuple(loop.name for loop in step.loops)
-        path = module_path(made.op_name)
+        path = module_path(made.op_name) or naming.purpose(made)
         yield Event(made.name, made.opcode, path, current, loops, taken + code_bytes, taken_host)
 
 

@@ -93,11 +93,17 @@ def test_moments_and_amounts():
     made = step()
     peak = made.events[made.peak_index]
     assert moment(made, peak) == "backward, head"
-    loop = Loop("while.1", "decoder", "forward", 0, 9, 24)
-    inside = dataclasses.replace(peak, loops=("while.0", "while.1"))
-    around = Loop("while.0", "", "other", 0, 9, None)
-    made = dataclasses.replace(made, loops=(around, loop))
-    assert moment(made, inside) == "backward, head, in decoder x 24 in loop x ?"
+    loop = Loop("while.1", "decoder", "forward", 3, 5, 24)
+    around = Loop("while.0", "", "other", 3, 8, None)
+    events = [dataclasses.replace(event, loops=("while.0",)) for event in made.events]
+    for index, path in ((3, "decoder"), (4, "decoder/layers/mlp"), (5, "decoder/layers/norm")):
+        loops = ("while.0", "while.1")
+        events[index] = dataclasses.replace(events[index], path=path, loops=loops)
+    made = dataclasses.replace(made, events=tuple(events), loops=(around, loop))
+    assert (
+        moment(made, events[4])
+        == "forward, decoder/layers/mlp, in decoder/layers x 24 in microbatches x ?"
+    )
     sizes = (0, 900, 12_345, 384 * MIB, 1000 * MIB, 1.5 * 2**30, 100.4 * 2**30, -300 * MIB)
     assert [parts.amount(size) for size in sizes] == [
         "0 B", "900 B", "12.1 KiB", "384 MiB", "1000 MiB", "1.5 GiB", "100 GiB", "-300 MiB",
@@ -133,7 +139,11 @@ def compiled(tmp_path_factory):
     for tied in (False, True):
         config = tiny_config()
         config.mesh.update({"data": 1, "fsdp": 8, "tensor": 1})
-        config.model.update({"vocab_size": 4096, "remat": "full", "tied_embeddings": tied})
+        config.model.update(
+            {"embed": 128, "heads": 1, "kv_heads": 1, "head_dim": 128, "vocab_size": 16384}
+        )
+        config.model.update({"remat": "full", "tied_embeddings": tied, "attention": "xla"})
+        config.precision.compute = "bfloat16"
         config.data.update({"batch_size": 64, "sequence_length": 128})
         requests.append(CompileRequest(config.to_dict(), "v3-8", 8, VOCABULARY))
     folder = str(tmp_path_factory.mktemp("plans"))
@@ -148,9 +158,9 @@ def test_a_compiled_step_is_explained(compiled):
         assert sum(report.parts.values()) == report.hbm_bytes == result.hbm_bytes
         # What the walk has too little is packing; it has nothing too much.
         assert -0.002 < report.unexplained_fraction < 0.1
-        logits = 8 * 128 * 4096 * 2  # a device's, bfloat16 at least
+        logits = 8 * 128 * 16384 * 2  # a device's, bfloat16 at least
         assert report.parts[parts.LOGITS] >= logits
-        assert report.largest[0].part == parts.LOGITS and 4096 in report.largest[0].dims
+        assert report.largest[0].part == parts.LOGITS and 16384 in report.largest[0].dims
         held = report.parts[parts.PARAMETERS]
         assert 1.99 < report.parts[parts.OPTIMIZER] / held < 2.01  # two moments
         assert report.parts[parts.BATCH] == 5 * 8 * 128 * 4
