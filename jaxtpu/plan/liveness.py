@@ -1,8 +1,9 @@
 """A compiled program's memory over its schedule, its peak, and the buffers that make the peak.
 
 The sum of live buffers is the compiler's `peak_memory_in_bytes` (without host memory), to within a
-few KiB. What the device needs is more: code, and what packing the buffers leaves unused, which only
-`total_allocation_bytes` (jax 0.12) counts: 0% to 7% were seen.
+few KiB. What the device needs is more: code, which neither figure of the compiler counts; and what
+packing the buffers leaves unused, which only `total_allocation_bytes` (jax 0.12) counts: 0% to 7%
+were seen, and less where the budget is tight.
 """
 
 import dataclasses
