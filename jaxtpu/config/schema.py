@@ -39,9 +39,9 @@ class ModelConfig(Section, path="model"):
     attention: str = option(
         "auto",
         "attention implementation: xla (plain; memory is quadratic in the sequence), blockwise "
-        "(online softmax in XLA; linear), splash (JAX's kernel, TPU v4 and later; linear); auto "
-        "takes the best that the device compiles",
-        choices=("auto", "xla", "blockwise", "splash"),
+        "(online softmax in XLA; linear), flash (our kernel, for TPU v2 and v3; linear), splash "
+        "(JAX's kernel, TPU v4 and later; linear); auto takes the best that the device compiles",
+        choices=("auto", "xla", "blockwise", "flash", "splash"),
     )
     remat: str = option(
         "full",

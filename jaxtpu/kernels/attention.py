@@ -16,7 +16,7 @@ from jaxtpu.kernels.placement import repeat_undivided, sequence_parts
 from jaxtpu.sharding import active_rules
 
 _NO_BF16_KERNELS = ("v2", "v3")  # Mosaic refuses a bf16 right-hand side of a product there
-_KERNELS = ("splash",)
+_KERNELS = ("flash", "splash")
 _LONG = 2048  # positions from which scores of T x T are not held
 
 
@@ -46,13 +46,16 @@ def choose_attention(
         if name == "auto":
             return "xla", f"{device_kind} has no kernel of ours"
         return name, f"set in the config; interpreted on {device_kind}, which is slow"
-    if generation.name in _NO_BF16_KERNELS:
-        if name == "splash":
-            raise ConfigError(
-                "model.attention", name, f"does not compile for {device_kind}.", "Use auto."
-            )
-        return plain, f"{length} positions are {size}; {device_kind} cannot run splash"
-    return "splash", "set in the config" if name == "splash" else f"JAX's kernel for {device_kind}"
+    early = generation.name in _NO_BF16_KERNELS
+    if early and name == "splash":
+        raise ConfigError(
+            "model.attention", name, f"does not compile for {device_kind}.", "Use flash or auto."
+        )
+    if name != "auto":
+        return name, "set in the config"
+    if early:
+        return "flash", f"our kernel for {device_kind}, for which JAX's do not compile"
+    return "splash", f"JAX's kernel for {device_kind}"
 
 
 def attention(
@@ -68,6 +71,10 @@ def attention(
 
 def _implementation(name: str, interpret: bool) -> Callable[..., jax.Array]:
     """Kernels are imported where they are used: Pallas takes its time."""
+    if name == "flash":
+        from jaxtpu.kernels.flash import flash_attention
+
+        return lambda *arrays: flash_attention(*arrays, interpret=interpret)
     if name == "splash":
         from jaxtpu.kernels.splash import splash_attention
 

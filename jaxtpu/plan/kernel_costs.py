@@ -5,26 +5,32 @@ HBM's rate. FLOPs and bytes are those of the kernel's own `pl.CostEstimate`. JAX
 has none: it is known by its name, and its FLOPs follow from its shapes.
 
 The parts of the peak were measured in the compiler's final schedule (`--xla_jf_dump_to`, libtpu
-0.0.42.1): VLIW bundles of each part of a kernel, times how often it runs for 2048 positions and
-heads of 128 features. A bundle is a cycle unless it waits; DMA waits are not in the schedule.
+0.0.42.1): VLIW bundles of each part of a kernel and the delays that the schedule states, times
+how often it runs for 2048 positions and heads of 128 features; at least the time that the matrix
+units need. Waits for DMA are not in it, nor are those that v4 and later make by themselves.
 """
 
+import math
 import re
 
 from jaxtpu.hardware import Generation
 from jaxtpu.plan.hlo import Computation, Instruction
 
 KERNEL = "tpu_custom_call"
-_SPLASH = re.compile(r"/splash_m[hq]a_(fwd|dq|dkv)\w*/pallas_call")
+_NAME = re.compile(r"/(flash_forward|flash_backward|splash_mha_(?:fwd|dq|dkv))\w*/pallas_call")
 _BLOCK = re.compile(r"block_q\W+(\d+)")
-_PRODUCTS = {"fwd": 2, "dq": 3, "dkv": 4}  # of positions x positions x features
-# Of the peak, on the blocks of 512 x 512 that are on or below the diagonal. Bundles of one such
-# block, forward: 1713 (v4), 1191 (v5e), 1163 (v5p), 937 (v6e); the rest starts and ends rows.
-_SPLASH_EFFICIENCY = {
-    "v4": {"fwd": 0.37, "dq": 0.57, "dkv": 0.56},
-    "v5e": {"fwd": 0.64, "dq": 0.92, "dkv": 0.97},
-    "v5p": {"fwd": 0.60, "dq": 0.85, "dkv": 0.83},
-    "v6e": {"fwd": 0.21, "dq": 0.30, "dkv": 0.33},
+_LANES = 128  # of a matrix unit, taken by smaller heads too
+# Products of positions x positions x features.
+_PRODUCTS = {"splash_mha_fwd": 2, "splash_mha_dq": 3, "splash_mha_dkv": 4}
+# Of the peak, on the blocks of 512 x 512 that are on or below the diagonal. Cycles of one such
+# block, forward: 4688 (v2), 3080 (v3); 1713 (v4), 1191 (v5e), 1163 (v5p), 937 (v6e). The rest
+# starts and ends rows of blocks.
+_EFFICIENCY = {
+    "flash_forward": {"v2": 0.80, "v3": 0.58},
+    "flash_backward": {"v2": 0.89, "v3": 0.78},
+    "splash_mha_fwd": {"v4": 0.37, "v5e": 0.64, "v5p": 0.60, "v6e": 0.21},
+    "splash_mha_dq": {"v4": 0.57, "v5e": 0.89, "v5p": 0.84, "v6e": 0.30},
+    "splash_mha_dkv": {"v4": 0.56, "v5e": 0.88, "v5p": 0.78, "v6e": 0.33},
 }
 
 
@@ -39,10 +45,11 @@ def kernel_seconds(
     known = instruction.backend_config.get("custom_call_config", {}).get("cost_estimate", {})
     moved = int(known.get("bytes_accessed", moved))
     flops, efficiency = int(known.get("flops", 0)), 1.0
-    if splash := _SPLASH.search(instruction.op_name):
-        phase = splash[1]
-        flops = _PRODUCTS[phase] * _product_flops(instruction, computation)
-        efficiency = _SPLASH_EFFICIENCY.get(generation.name, {}).get(phase, 1.0)
+    if named := _NAME.search(instruction.op_name):
+        name = named[1]
+        if name in _PRODUCTS:
+            flops = _PRODUCTS[name] * _product_flops(instruction, computation)
+        efficiency = _EFFICIENCY[name].get(generation.name, 1.0)
     return max(flops / (generation.peak_flops_bf16 * efficiency), moved / generation.hbm_bandwidth)
 
 
@@ -50,7 +57,8 @@ def _product_flops(instruction: Instruction, computation: Computation) -> float:
     """FLOPs of one product of all of splash attention's blocks that are not skipped."""
     shapes = [computation.by_name[name].shape for name in instruction.operands]
     queries = next(s for s in shapes if s.dtype in ("bf16", "f32") and len(s.dims) > 2)
-    length = queries.dims[-2]
+    *heads, length, features = queries.dims
     block = _BLOCK.search(instruction.text)
     blocks = length // int(block[1]) if block else 1
-    return 2 * queries.num_elements * length * (blocks + 1) / (2 * blocks)
+    seen = length**2 * (blocks + 1) / (2 * blocks)
+    return 2 * math.prod(heads) * seen * (features + -features % _LANES)

@@ -1,5 +1,6 @@
 """Each implementation of attention against the plain one, on one device and on a mesh."""
 
+import dataclasses
 import functools
 
 import jax
@@ -11,12 +12,14 @@ from jaxtpu.config import Config
 from jaxtpu.errors import ConfigError
 from jaxtpu.kernels import blockwise, splash
 from jaxtpu.kernels.attention import choose_attention, xla_attention
+from jaxtpu.kernels.flash import flash_attention, make_tiling
 from jaxtpu.mesh import make_mesh
 from jaxtpu.sharding import make_rules
 
 IMPLEMENTATIONS = {
     "blockwise": functools.partial(blockwise.blockwise_attention, block=128),
     "splash": functools.partial(splash.splash_attention, interpret=True),
+    "flash": functools.partial(flash_attention, interpret=True),
 }
 
 
@@ -63,6 +66,33 @@ def test_values_and_gradients_are_those_of_plain_attention(name, dtype, toleranc
     expected = jax.jit(functools.partial(value_and_gradients, xla_attention))
     inputs = arrays(dtype, **shape)
     assert_close(made(*inputs), expected(*inputs), tolerance)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+def test_flash_with_more_keys_than_memory(dtype):
+    """Five blocks of queries; keys in three spans of two blocks, the last one half empty."""
+    inputs = arrays(dtype, B=1, T=600, H=2, K=1)
+    tiling = dataclasses.replace(make_tiling(600, 64, inputs[0].dtype), span=256, spans=3)
+    assert (tiling.block, tiling.blocks) == (128, 5)
+    flash = functools.partial(flash_attention, interpret=True, tiling=tiling)
+    expected = value_and_gradients(xla_attention, *inputs)
+    tolerance = 2e-2 if dtype == "bfloat16" else 1e-5
+    assert_close(value_and_gradients(flash, *inputs), expected, tolerance)
+
+
+@pytest.mark.parametrize(
+    ("length", "features", "dtype", "block", "span", "spans", "blocks"),
+    [
+        (2048, 128, "bfloat16", 512, 2048, 1, 4),
+        (2048, 128, "float32", 512, 1024, 2, 4),
+        (200, 64, "bfloat16", 256, 256, 1, 1),
+        (1100, 128, "bfloat16", 128, 1152, 1, 9),
+        (8704, 128, "bfloat16", 512, 2048, 5, 17),
+    ],
+)
+def test_tiling(length, features, dtype, block, span, spans, blocks):
+    made = make_tiling(length, features, jnp.dtype(dtype))
+    assert (made.block, made.span, made.spans, made.blocks) == (block, span, spans, blocks)
 
 
 @pytest.mark.parametrize("name", IMPLEMENTATIONS)
@@ -114,10 +144,13 @@ def test_output_and_log_sum_exp_can_be_saved(name, capsys):
     ("name", "kind", "length", "parts", "chosen"),
     [
         ("auto", "cpu", 8192, 1, "xla"),
+        ("auto", "TPU v2", 512, 1, "flash"),
+        ("auto", "TPU v3", 4096, 1, "flash"),
         ("auto", "TPU v4", 512, 1, "splash"),
         ("auto", "TPU v6 lite", 8192, 1, "splash"),
         ("auto", "TPU v5", 1024, 2, "xla"),
         ("splash", "TPU v5", 8192, 2, "blockwise"),
+        ("flash", "TPU v5", 2048, 1, "flash"),
         ("splash", "cpu", 128, 1, "splash"),
         ("xla", "TPU v4", 8192, 2, "xla"),
     ],

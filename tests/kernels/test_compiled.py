@@ -16,6 +16,8 @@ pytestmark = [
     pytest.mark.skipif(not compiler.has_compiler(), reason="libtpu is not installed"),
 ]
 KERNELS = {
+    "v2-8": "flash_",
+    "v3-8": "flash_",
     "v4-8": "splash_mha",
     "v5e-8": "splash_mha",
     "v5p-8": "splash_mha",
