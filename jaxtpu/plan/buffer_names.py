@@ -17,6 +17,7 @@ FORWARD, BACKWARD, OTHER = "forward", "backward", "other"
 _COLLECTIVE = re.compile(
     r"(all-gather|all-reduce|reduce-scatter|all-to-all|ragged-all-to-all|collective-\w+)(-start)?"
 )
+_REDUCTION = re.compile(r"(all-reduce|reduce-scatter)(-start)?")
 _CONTROL = {"while", "body", "cond", "closed_call", "checkpoint", "rematted_computation"} | {
     "eval_jaxpr", "remat", "remat2", "custom_jvp_call", "custom_vjp_call", "shard_map",
 }  # fmt: skip
@@ -81,6 +82,11 @@ class Naming:
             self._made[value.maker].append(value)
             self._sharing[value.leader].append(value)
             self._add_weight(value)
+        self._wholes = {
+            value.shape.num_elements
+            for value in ranges.values
+            if id(value) in self._weights and self._is_collective(value)
+        }
         self._reads = defaultdict(list)  # parameters that are weights, by who reads them
         for value in weights:
             for user in value.users:
@@ -165,12 +171,16 @@ class Naming:
         )
 
     def _is_gradient(self, together: list[Value], makers: set, users: set) -> bool:
-        """Made in the backward pass and read by the optimizer, or summed up in a loop."""
+        """Made in the backward pass and read by the optimizer, or summed up in a loop or, as large
+        as a gathered weight, over devices."""
         if FORWARD in makers or not self._backward:
             return False
+        size = together[0].shape.num_elements
+        readers = {user.opcode for value in together for user in value.users}
+        if BACKWARD in makers and size in self._wholes and any(map(_REDUCTION.fullmatch, readers)):
+            return True
         summed = any(v.maker.opcode == "parameter" for v in together)
-        as_large = together[0].shape.num_elements in self._sizes
-        return (BACKWARD in makers and OTHER in users) or (summed and as_large)
+        return (BACKWARD in makers and OTHER in users) or (summed and size in self._sizes)
 
     def _updated(self, gradient: list[Value], hops: int = 3) -> list[Instruction]:
         """Parameters of the size of `gradient` that are read where it is, the likeliest first."""

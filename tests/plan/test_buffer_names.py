@@ -35,6 +35,17 @@ def test_a_layer_of_a_stack_of_weights_and_what_is_gathered_from_it_are_copies()
     assert kinds["g"] == "weight copy" and kinds["a"] == "temporary"
 
 
+def test_a_gradient_of_a_whole_weight_before_it_is_summed_over_devices():
+    text = f"""%p = {SLICE} parameter(0){meta(KERNEL)}
+        %g = {WHOLE} all-gather(%p){meta("jit(step)/jvp(net)/mlp/convert_element_type")}
+        %a = {WHOLE} add(%g, %g){meta("jit(step)/transpose(jvp(net))/mlp/add")}
+        %d = {WHOLE} add(%a, %g){meta("jit(step)/transpose(jvp(net))/mlp/dot_general")}
+        %r = {WHOLE} all-reduce(%d){meta("jit(step)/transpose(jvp(net))/mlp/dot_general")}
+        ROOT %n = {WHOLE} negate(%r){meta("jit(step)/transpose(jvp(net))/mlp/neg")}"""
+    kinds = {b.instruction: b.kind for b in at_peak(text)}
+    assert (kinds["a"], kinds["d"]) == ("temporary", "gradient")
+
+
 def test_a_stack_is_named_after_what_is_put_into_it():
     update = "jit(step)/jvp(net)/decoder/while/body/dynamic_update_slice"
     text = f"""%p = {SLICE} parameter(0), metadata={{op_name="batch"}}
