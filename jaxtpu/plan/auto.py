@@ -17,6 +17,7 @@ from jaxtpu.plan.compile_cache import (
     DIRECTORY,
     has_compiler,
     libtpu_versions,
+    program_fields,
     sources_key,
     write_whole,
 )
@@ -43,7 +44,7 @@ def take_plan(
     slice_ = slice_of(devices)
     fixed, gib = fixed_fields(config, set(), set()), budget(slice_)
     versions = libtpu_versions() if has_compiler() else {}
-    key = sources_key(config.to_dict(), slice_.name, versions, gib)
+    key = sources_key(program_fields(config.to_dict()), slice_.name, versions, gib)
     path = pathlib.Path(DIRECTORY).expanduser() / f"auto-{key}.json"
     candidate = _read(path)
     if candidate is None:

@@ -15,11 +15,13 @@ from jaxtpu.errors import EXIT_OK, ConfigError
 from jaxtpu.hardware import Slice, parse_slice
 from jaxtpu.models import make_model
 from jaxtpu.observe.console import make_console
+from jaxtpu.plan import folder
 from jaxtpu.plan.candidates import fixed_fields
 from jaxtpu.plan.explain import explain, show_explanation
 from jaxtpu.plan.prices import Price, price_per_chip_hour
-from jaxtpu.plan.report import Workload, show, show_slices, write_json
-from jaxtpu.plan.search import OnProgress, SlicePlan, plan_slice
+from jaxtpu.plan.programs import all_programs, show_programs
+from jaxtpu.plan.report import Workload, show, show_slices
+from jaxtpu.plan.search import OnProgress, Row, SlicePlan, plan_slice
 from jaxtpu.precision import make_precision
 
 EXIT_NOTHING_FITS = 3
@@ -54,51 +56,52 @@ def plan(
     vocab_size = make_tokenizer(config.data.tokenizer).vocab_size
     asked = [parse_slice(name.strip()) for name in slices.split(",")]
     budgets = [budget(slice_, hbm_gib) for slice_ in asked]
-    plans, works = [], []
-    for slice_, gib in zip(asked, budgets, strict=True):
-        ready, units = without_mesh(config, slice_, vocab_size)
-        with progress(out, slice_.name) as on_progress:
-            found = plan_slice(
-                ready,
-                slice_,
-                units,
-                fixed=fixed,
-                hbm_gib=gib,
-                vocab_size=vocab_size,
-                compiles=compiles,
-                on_progress=on_progress,
-            )
-        plans.append(found)
-        works.append(workload(ready, units, slice_, tokens))
-        show(out, found, works[-1])
-        if found.compiled and not found.best:
-            _explain(out, found, ready, units, vocab_size)
-    if len(plans) > 1:
-        show_slices(out, plans, works)
-    path = pathlib.Path("plans") / config.name / "plan.json"
-    write_json(path, plans, works, {})
-    out.print(f"\nWritten: {path}", markup=False)
-    return EXIT_OK if any(found.best for found in plans) else EXIT_NOTHING_FITS
+    findings = [
+        _plan_one(out, config, slice_, gib, fixed, vocab_size, tokens, compiles)
+        for slice_, gib in zip(asked, budgets, strict=True)
+    ]
+    if len(findings) > 1:
+        show_slices(out, [f.plan for f in findings], [f.work for f in findings])
+    out.print()
+    for path in folder.write(pathlib.Path("plans") / config.name, config.name, findings):
+        out.print(f"Written: {path}", markup=False, soft_wrap=True)
+    return EXIT_OK if any(found.plan.best for found in findings) else EXIT_NOTHING_FITS
 
 
-def _explain(
-    out: Console, found: SlicePlan, ready: Config, units: RunUnits, vocab_size: int
-) -> None:
-    """Of the candidate that lacks least."""
-    nearest = min(found.rows, key=lambda row: row.result.needed_bytes or math.inf)
-    if nearest.result.error:
-        return
-    with progress(out, found.slice.name) as on_progress:
-        explanation = explain(
-            ready,
-            nearest.candidate,
-            found.slice,
-            units,
-            hbm_gib=found.hbm_gib,
-            vocab_size=vocab_size,
-            on_progress=on_progress,
-        )
-    show_explanation(out, explanation, found.hbm_gib)
+def _plan_one(
+    out: Console,
+    config: Config,
+    slice_: Slice,
+    hbm_gib: float,
+    fixed: set[str],
+    vocab_size: int,
+    tokens: float | None,
+    compiles: int,
+) -> folder.Finding:
+    """Plans one slice and prints what was found."""
+    ready, units = without_mesh(config, slice_, vocab_size)
+    work = workload(ready, units, slice_, tokens)
+    known = {"hbm_gib": hbm_gib, "vocab_size": vocab_size}
+    programs = explanation = None
+    with progress(out, slice_.name) as on_progress:
+        known["on_progress"] = on_progress
+        found = plan_slice(ready, slice_, units, fixed=fixed, compiles=compiles, **known)
+        if found.best:
+            programs = all_programs(ready, found.best, slice_, units, **known)
+        elif nearest := _nearest(found):
+            explanation = explain(ready, nearest.candidate, slice_, units, **known)
+    show(out, found, work)
+    if programs:
+        show_programs(out, found.best.candidate, programs)
+    if explanation:
+        show_explanation(out, explanation, hbm_gib)
+    return folder.Finding(found, work, programs, explanation)
+
+
+def _nearest(found: SlicePlan) -> Row | None:
+    """Of the candidates that are too large, that which lacks least; None if there is none."""
+    large = [row for row in found.rows if row.result and not row.result.error]
+    return min(large, key=lambda row: row.result.needed_bytes or math.inf, default=None)
 
 
 def budget(slice_: Slice, hbm_gib: float | None = None) -> float:

@@ -156,10 +156,15 @@ def _hash(*facts: Any) -> str:
     return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
 
 
+def program_fields(config: dict[str, Any]) -> dict[str, Any]:
+    """A configuration (`Config.to_dict()`) without what no program depends on."""
+    return {name: value for name, value in config.items() if name not in _NOT_IN_PROGRAMS}
+
+
 def request_key(request: CompileRequest) -> str:
     """Key of everything that decides the answer to `request`, without lowering it."""
     asked = dataclasses.asdict(request)
-    asked["config"] = {k: v for k, v in asked["config"].items() if k not in _NOT_IN_PROGRAMS}
+    asked["config"] = program_fields(request.config)
     settings = {
         name: value
         for name, value in os.environ.items()

@@ -19,7 +19,7 @@ from jaxtpu.models import make_model
 from jaxtpu.observe.memory import tree_bytes_per_device
 from jaxtpu.optimizer import make_optimizer
 from jaxtpu.plan.candidates import Candidate
-from jaxtpu.plan.compile_cache import DIRECTORY, sources_key, write_whole
+from jaxtpu.plan.compile_cache import DIRECTORY, program_fields, sources_key, write_whole
 from jaxtpu.plan.roofline import (
     bytes_moved,
     communication_seconds,
@@ -66,7 +66,7 @@ def estimates(
 ) -> list[Estimate]:
     """The estimate of each candidate; kept on disk, for tracing hundreds of steps takes a while."""
     facts = [dataclasses.asdict(candidate) for candidate in candidates]
-    key = sources_key(config.to_dict(), facts, slice_.name, dataclasses.asdict(units))
+    key = sources_key(program_fields(config.to_dict()), facts, slice_.name, dataclasses.asdict(units))
     path = pathlib.Path(DIRECTORY).expanduser() / f"estimates-{key}.json"
     try:
         return [Estimate(**values) for values in json.loads(path.read_text())]

@@ -99,15 +99,7 @@ def _device(plan: SlicePlan) -> str:
 
 def show(console: Console, plan: SlicePlan, work: Workload) -> None:
     """Prints the table of one slice, the reasons, and the line to paste."""
-    slice_, over = plan.slice, [row for row in plan.considered if not plan.likely(row, 1.0)]
-    console.print(
-        f"\n{slice_.name}: {slice_.devices} devices, budget {plan.hbm_gib:g} GiB a {_device(plan)}; "
-        f"{len(plan.considered)} candidates considered, {len(over)} over the budget by arithmetic, "
-        f"{sum(row.result is not None for row in plan.rows)} compiled",
-        style="bold",
-        markup=False,
-        soft_wrap=True,
-    )
+    console.print(f"\n{summary(plan)}", style="bold", markup=False, soft_wrap=True)
     if not plan.compiled:
         console.print(
             "ESTIMATES ONLY, by arithmetic: the TPU compiler is not installed here. It is the "
@@ -119,7 +111,7 @@ def show(console: Console, plan: SlicePlan, work: Workload) -> None:
     for row in plan.rows:
         if reason := why_not(plan, row):
             console.print(f"Not {row.candidate}: it {reason}.", markup=False, soft_wrap=True)
-    for line in _over_budget(plan, over):
+    for line in over_budget(plan):
         console.print(line, markup=False, soft_wrap=True)
     if plan.best:
         console.print(f"Use: {plan.best.candidate.flags()}", markup=False, soft_wrap=True)
@@ -127,12 +119,22 @@ def show(console: Console, plan: SlicePlan, work: Workload) -> None:
         console.print("Nothing fits that was compiled.", style="bold", markup=False)
 
 
-def _over_budget(plan: SlicePlan, over: list[Row]) -> list[str]:
+def summary(plan: SlicePlan) -> str:
+    """The slice, the budget and the candidates, in a line."""
+    over = sum(not plan.likely(row, 1.0) for row in plan.considered)
+    return (
+        f"{plan.slice.name}: {plan.slice.devices} devices, budget {plan.hbm_gib:g} GiB a "
+        f"{_device(plan)}; {len(plan.considered)} candidates considered, {over} over the budget by "
+        f"arithmetic, {sum(row.result is not None for row in plan.rows)} compiled"
+    )
+
+
+def over_budget(plan: SlicePlan) -> list[str]:
     """A line for each rematerialisation: how many candidates were over, and the nearest of them."""
     groups = collections.defaultdict(list)
     compiled = {row.candidate for row in plan.rows}
-    for row in over:
-        if row.candidate not in compiled:
+    for row in plan.considered:
+        if row.candidate not in compiled and not plan.likely(row, 1.0):
             groups[row.candidate["model.remat"]].append(row)
     lines = []
     for remat, rows in groups.items():

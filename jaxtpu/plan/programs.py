@@ -1,0 +1,114 @@
+"""Every program of a candidate, not the train step alone: what a run needs from start to end."""
+
+import dataclasses
+
+from rich.console import Console
+
+from jaxtpu.config import Config, RunUnits
+from jaxtpu.hardware import Slice
+from jaxtpu.plan.breakdown import UNEXPLAINED, MemoryReport, amount, explain_memory
+from jaxtpu.plan.candidates import Candidate
+from jaxtpu.plan.compiler import CompileRequest, CompileResult, compile_all
+from jaxtpu.plan.host import abstract_arguments, device_memory, host_memory
+from jaxtpu.plan.page import MemoryRow, memory_rows
+from jaxtpu.plan.search import OnProgress, Row
+
+_GIB = 2**30
+_OTHERS = ("init", "evaluate")
+
+
+@dataclasses.dataclass(frozen=True)
+class Programs:
+    """The memory of a run.
+
+    Attributes:
+      train: the train step, explained; None without the compiler.
+      rows: each program, checkpoints, the host.
+      failures: in words, for each program that does not fit.
+    """
+
+    train: MemoryReport | None
+    rows: list[MemoryRow]
+    failures: list[str]
+
+
+def all_programs(
+    config: Config,
+    row: Row,
+    slice_: Slice,
+    units: RunUnits,
+    *,
+    hbm_gib: float,
+    vocab_size: int,
+    on_progress: OnProgress,
+) -> Programs:
+    """Compiles what else the run of a candidate has, and adds up what no program counts.
+
+    Args:
+      config: without a mesh, as `plan_slice` takes it.
+      row: of the candidate, with the compiler's answer where there is a compiler.
+    """
+    chosen = row.candidate.apply(config)
+    state, batch = abstract_arguments(chosen, row.candidate.sizes, units)
+    reports, failures, offloaded = {}, [], 0
+    if row.result:
+        reports["train"], offloaded = explain_memory(row.result), row.result.host_bytes
+        on_progress("compiling init and evaluate of", 0, 1)
+        for name, result in zip(
+            _OTHERS, _compile(chosen, slice_, hbm_gib, vocab_size), strict=True
+        ):
+            if result.fits:
+                reports[name] = explain_memory(result)
+            else:
+                failures.append(_failure(name, result, hbm_gib))
+        order = ("init", "train", "evaluate")
+        reports = {name: reports[name] for name in order if name in reports}
+    device = device_memory(state, batch, chosen.data.prefetch)
+    host = host_memory(
+        state,
+        batch,
+        slice_,
+        offloaded_bytes=offloaded,
+        host_memory_gib=slice_.generation.host_memory_gib,
+    )
+    rows = memory_rows(reports, round(hbm_gib * _GIB), device, host)
+    for found in rows:
+        if found.available is not None and found.bytes > found.available:
+            failures.append(
+                f"{found.what} needs {amount(found.bytes)} of {amount(found.available)}"
+            )
+    return Programs(reports.get("train"), rows, failures)
+
+
+def _compile(config: Config, slice_: Slice, hbm_gib: float, vocab_size: int) -> list[CompileResult]:
+    requests = [
+        CompileRequest(config.to_dict(), slice_.name, hbm_gib, vocab_size, program)
+        for program in _OTHERS
+    ]
+    return compile_all(requests)
+
+
+def _failure(name: str, result: CompileResult, hbm_gib: float) -> str:
+    if result.error:
+        return f"{name} did not compile: {result.error}"
+    needs = amount(result.needed_bytes) if result.needed_bytes else "more"
+    return f"{name} needs {needs} of {hbm_gib:g} GiB a device"
+
+
+def show_programs(console: Console, candidate: Candidate, programs: Programs) -> None:
+    """Prints the memory of each program, and what that of the train step is for."""
+    say = lambda text: console.print(text, markup=False, soft_wrap=True)  # noqa: E731
+    console.print(f"\nMemory of {candidate}", style="bold", markup=False, soft_wrap=True)
+    for row in programs.rows:
+        of = f" of {amount(row.available)}" if row.available is not None else ""
+        say(f"{row.what:<22}{amount(row.bytes):>9}{of}, {row.label}: {row.note}")
+    if programs.train:
+        parts = programs.train.parts.items()
+        told = [f"{name} {amount(size)}" for name, size in parts if size and name != UNEXPLAINED]
+        share = programs.train.unexplained_fraction
+        say(f"train is {', '.join(told)}; {UNEXPLAINED} {share:+.1%}")
+        if programs.train.padded:
+            lost = ", ".join(f"{amount(t.lost_bytes)} of {t.words}" for t in programs.train.padded)
+            say(f"more than a tenth lost to tiles: {lost}")
+    for failure in programs.failures:
+        console.print(f"Does not fit: {failure}", style="bold", markup=False, soft_wrap=True)
