@@ -1,7 +1,15 @@
 """Flash attention (arXiv:2205.14135) for TPU v2 and v3, as Pallas kernels of our own.
 
 JAX's kernels do not compile there: the matrix unit takes no bfloat16 operands from Mosaic. These
-read bfloat16 from HBM and multiply float32.
+read bfloat16 from HBM and multiply float32, in one pass: the unit rounds to bfloat16 itself.
+
+Cycles of one head of 2048 positions and 128 features on v3, counted in the compiler's schedule
+(libtpu 0.0.42.1; the matrix units alone would need 16.4 and 41.0 thousand for the causal half):
+
+    blocks of   forward   backward
+    256          37,500     65,600
+    512          33,600     63,500
+    1024                    the backward kernel does not fit VMEM
 
 Dimensions: B batch, T positions, H query heads, K key/value heads, D features of a head.
 """

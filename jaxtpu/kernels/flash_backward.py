@@ -117,7 +117,7 @@ def _kernel(
 
     dq_DX_ref[...] = jnp.zeros_like(dq_DX_ref)
 
-    @pl.when(c <= diagonal)
+    @tiling.when(c <= diagonal)
     def _():
         q_XD_ref[...] = tiling.unpack(q_ref[...]) * (tiling.scale * LOG2_E)
         d_out_XD_ref[...] = d_out_XD = tiling.unpack(d_out_ref[...])
@@ -125,7 +125,7 @@ def _kernel(
         delta_1X_ref[...] = (tiling.unpack(out_ref[...]) * d_out_XD).T.sum(axis=0, keepdims=True)
         jax.lax.fori_loop(0, before, lambda j, _: add(j), None)
 
-    @pl.when(c == diagonal)
+    @tiling.when(c == diagonal)
     def _():
         add(before, causal=True)
 

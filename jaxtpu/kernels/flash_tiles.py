@@ -14,6 +14,7 @@ import math
 
 import jax
 import jax.numpy as jnp
+from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
 LANES = 128
@@ -45,6 +46,11 @@ class Tiling:
     def seen(self) -> int:
         """Pairs of blocks that are not above the diagonal."""
         return self.blocks * (self.blocks + 1) // 2
+
+    def when(self, condition):
+        """`pl.when` of a condition on the span, which holds where there is one span: the scheduler
+        then sees one piece of code, and fills the waits of its parts with one another."""
+        return pl.when(condition) if self.spans > 1 else lambda run: run()
 
     def last_span(self, i):
         """The span that block `i` of queries has its diagonal in."""

@@ -23,11 +23,11 @@ _LANES = 128  # of a matrix unit, taken by smaller heads too
 # Products of positions x positions x features.
 _PRODUCTS = {"splash_mha_fwd": 2, "splash_mha_dq": 3, "splash_mha_dkv": 4}
 # Of the peak, on the blocks of 512 x 512 that are on or below the diagonal. Cycles of one such
-# block, forward: 4688 (v2), 3080 (v3); 1713 (v4), 1191 (v5e), 1163 (v5p), 937 (v6e). The rest
+# block, forward: 4467 (v2), 2597 (v3); 1713 (v4), 1191 (v5e), 1163 (v5p), 937 (v6e). The rest
 # starts and ends rows of blocks.
 _EFFICIENCY = {
-    "flash_forward": {"v2": 0.80, "v3": 0.58},
-    "flash_backward": {"v2": 0.89, "v3": 0.78},
+    "flash_forward": {"v2": 0.79, "v3": 0.61},
+    "flash_backward": {"v2": 0.90, "v3": 0.81},
     "splash_mha_fwd": {"v4": 0.37, "v5e": 0.64, "v5p": 0.60, "v6e": 0.21},
     "splash_mha_dq": {"v4": 0.57, "v5e": 0.89, "v5p": 0.84, "v6e": 0.30},
     "splash_mha_dkv": {"v4": 0.56, "v5e": 0.88, "v5p": 0.78, "v6e": 0.33},

@@ -31,7 +31,7 @@ def programs(tmp_path_factory):
     parts: keys are repeated there."""
     config = tiny_config(
         model={"heads": 6, "kv_heads": 3, "head_dim": 64, "layers": 2, "remat": "full"},
-        data={"batch_size": 16, "sequence_length": 200},
+        data={"batch_size": 16, "sequence_length": 120},
         precision={"compute": "bfloat16"},
         mesh={"tensor": 2},
     ).to_dict()
