@@ -28,6 +28,10 @@ jaxtpu: trains large models on TPU slices with little memory per core.
       microbatches are tried, but for what FILE or the command line sets; --open=mesh tries
       others all the same. --hbm_gib is the budget of a device, --tokens the length of the
       training to price. Writes plans/<name>/.
+  python run.py plan --validate
+      Predicted speeds beside published measurements, and the time model's constants.
+  python run.py plan --update-goldens
+      Compile the recorded train steps again and record what changed.
   python run.py generate --workdir=DIR [--prompt=TEXT] [--tokens=N] [--temperature=T] [--seed=N]
       Write text with the latest checkpoint of a run.
   python run.py help [config]
@@ -147,7 +151,11 @@ def _plan(arguments: list[str]) -> int:
         "--open": str,
         "--compiles": int,
     }
-    options = _parse(rest, kinds)
+    flags = [word for word in rest if word in ("--validate", "--update-goldens")]
+    options = _parse([word for word in rest if word not in flags], kinds)
+    environment.prepare(1, platform="cpu")  # shapes only: the compiler runs in other processes
+    if flags:
+        return _plan_without_config(flags, arguments)
     for name, value, example in (
         ("--config", spec, "configs/lm_1b.py"),
         ("--slice", options["slice"], "v3-8"),
@@ -158,7 +166,6 @@ def _plan(arguments: list[str]) -> int:
         if options[name] is not None and not options[name] > 0:
             raise ConfigError(f"--{name}", options[name], "must be positive.", "Leave it out.")
     config = load(spec, overrides)
-    environment.prepare(1, platform="cpu")  # shapes only: the compiler runs in other processes
     from jaxtpu.plan.command import plan
 
     return plan(
@@ -170,6 +177,20 @@ def _plan(arguments: list[str]) -> int:
         tokens=options["tokens"],
         compiles=4 if options["compiles"] is None else options["compiles"],
     )
+
+
+def _plan_without_config(flags: list[str], arguments: list[str]) -> int:
+    """`plan --validate` and `plan --update-goldens`: what there is to compile is recorded."""
+    if len(arguments) > 1:
+        raise ConfigError(
+            "run.py plan", " ".join(arguments), f"{flags[0]} takes nothing beside it.",
+            f"Use: python run.py plan {flags[0]}",
+        )  # fmt: skip
+    from jaxtpu.observe.console import make_console
+    from jaxtpu.plan import goldens, validate
+
+    verbs = {"--validate": validate.validate, "--update-goldens": goldens.update}
+    return verbs[flags[0]](make_console())
 
 
 def _config_of_run(workdir: str | None) -> Config:

@@ -23,6 +23,7 @@ from jaxtpu.observe.memory import peak_memory
 from jaxtpu.observe.profile import ProfileHook
 from jaxtpu.observe.tables import closing_rows, peak_flops, startup_rows
 from jaxtpu.observe.writer import MetricWriter
+from jaxtpu.plan.oom import OutOfMemoryError, explain_run, naming
 from jaxtpu.setup import Setup, check_workdir, locked, set_up, use_compile_cache, write_config
 from jaxtpu.train.evaluate import evaluate
 from jaxtpu.train.loop import Clock, Progress, StopRequest, every, train_loop
@@ -47,7 +48,11 @@ def train(config: Config, command: str) -> int:
     out = screen.make_console()
     check_workdir(config)
     with locked(config.workdir):
-        return _train(setup, out, command)
+        try:
+            return _train(setup, out, command)
+        except OutOfMemoryError:
+            explain_run(out, setup.config, setup.units, setup.tokenizer.vocab_size, jax.devices())
+            raise
 
 
 def _train(setup: Setup, out: Console, command: str) -> int:
@@ -62,7 +67,7 @@ def _train(setup: Setup, out: Console, command: str) -> int:
         return EXIT_OK
     state, position = _first_state(setup, checkpoints, start, out)
     write_config(config)
-    with screen.busy(out, "compiled the train step"):
+    with screen.busy(out, "compiled the train step"), naming("the train step"):
         train_step = setup.programs.train_step.lower(
             setup.programs.abstract_state, setup.programs.abstract_batch
         ).compile()
@@ -70,7 +75,8 @@ def _train(setup: Setup, out: Console, command: str) -> int:
     if jax.process_index() == 0:
         run.writer.text("startup", "\n".join(f"{name}: {value}" for name, value in rows))
         run.writer.text("config", json.dumps(config.to_dict(), indent=2))
-    state, step, stopped_by = run.train(train_step, state, position)
+    with naming("training"):
+        state, step, stopped_by = run.train(train_step, state, position)
     if stopped_by is not None:
         out.print(f"Stopped by {stopped_by.name} after step {step}; everything is saved.")
         screen.commands(out, [("To resume", command)])
@@ -82,10 +88,10 @@ def _train(setup: Setup, out: Console, command: str) -> int:
 def _first_state(setup: Setup, checkpoints: Checkpoints, start: int, out: Console):
     """(state, data position): restored where there is a checkpoint, otherwise new."""
     if not start:
-        with screen.busy(out, "initialised"):
+        with screen.busy(out, "initialised"), naming("initialisation"):
             state = jax.block_until_ready(setup.programs.init())
         return state, Position(0, setup.config.seed)
-    with screen.busy(out, f"restored step {start}"):
+    with screen.busy(out, f"restored step {start}"), naming("restoring the checkpoint"):
         state, position = checkpoints.restore(setup.programs.abstract_state)
     return state, Position.from_json(position)
 
@@ -202,7 +208,7 @@ class _Run:
     def _evaluate(self, progress: Progress) -> None:
         progress.drain()
         self.log.flush(progress)
-        with progress.clock.pause():
+        with progress.clock.pause(), naming("evaluation"):
             started = time.perf_counter()
             data = self.config.data
             batches = evaluation_batches(
@@ -235,7 +241,7 @@ class _Run:
         progress.drain()
         self.log.flush(progress)
         self._check_finite(progress.step, jax.device_get(progress.metrics))
-        with progress.clock.pause():
+        with progress.clock.pause(), naming("saving the checkpoint"):
             self.checkpoints.save(
                 progress.step,
                 progress.state,

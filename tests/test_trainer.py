@@ -270,3 +270,27 @@ def test_a_locale_without_the_characters_of_a_sample_ends_no_run(uninterrupted):
     done = subprocess.run(words, env=environment, cwd=ROOT, capture_output=True, timeout=300)
     assert (done.returncode, done.stderr) == (0, b"")
     assert done.stdout.startswith(b"?")
+
+
+OOM = "RESOURCE_EXHAUSTED: Ran out of memory in memory space hbm. Used 9.1G of 8G.\nmore"
+
+
+@pytest.mark.parametrize(
+    ("where", "program"),
+    [("evaluate", "evaluation"), ("train_loop", "training"), ("generate", None)],
+)
+def test_out_of_memory_is_told_with_the_program_and_without_a_traceback(
+    where, program, tmp_path, monkeypatch, capsys
+):
+    def fail(*_, **__):
+        raise jax.errors.JaxRuntimeError(OOM if program else "INTERNAL: something else")
+
+    monkeypatch.setattr(trainer, where, fail)
+    if program is None:  # another fault is not called a lack of memory
+        with pytest.raises(jax.errors.JaxRuntimeError):
+            run(tmp_path, "--config.train.steps=2")
+        return
+    assert run(tmp_path, "--config.train.steps=2") == 1
+    told = capsys.readouterr()
+    assert f"error: out of memory in {program}: RESOURCE_EXHAUSTED: Ran out" in told.err
+    assert "train.microbatches" in told.out

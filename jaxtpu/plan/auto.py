@@ -12,7 +12,7 @@ from jaxtpu.config import Config
 from jaxtpu.errors import UserError
 from jaxtpu.hardware import Slice, generation_of, parse_slice
 from jaxtpu.plan.candidates import Candidate, fixed_fields
-from jaxtpu.plan.command import budget, progress, without_mesh
+from jaxtpu.plan.command import budget, without_mesh
 from jaxtpu.plan.compile_cache import (
     DIRECTORY,
     has_compiler,
@@ -21,6 +21,7 @@ from jaxtpu.plan.compile_cache import (
     sources_key,
     write_whole,
 )
+from jaxtpu.plan.progress import progress
 from jaxtpu.plan.search import plan_slice
 
 _REHEARSED = "v3"  # the slices that emulated devices stand for

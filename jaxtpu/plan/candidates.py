@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from jaxtpu.config import Config, leaves
-from jaxtpu.config.validate import MESH_AXES
+from jaxtpu.config.validate import MESH_AXES, mesh_sizes
 from jaxtpu.errors import ConfigError, nearest_multiples
 from jaxtpu.hardware import Slice
 from jaxtpu.kernels.attention import choose_attention
@@ -86,6 +86,16 @@ def fixed_fields(config: Config, given: set[str], opened: set[str]) -> set[str]:
     if "mesh" in opened:
         fixed -= set(_MESH_FIELDS) - given
     return fixed - opened
+
+
+def candidate_of(config: Config, slice_: Slice) -> Candidate:
+    """The candidate that `config` itself is on a slice."""
+    sizes = mesh_sizes(config.mesh, slice_.devices)
+    kind, length = slice_.generation.device_kinds[0], config.data.sequence_length
+    attention, _ = choose_attention(config.model.attention, kind, length, sizes["context"])
+    values = dict(leaves(config)) | {"model.attention": attention}
+    knobs = tuple((name, values[name]) for name in KNOBS)
+    return Candidate(tuple(sizes[axis] for axis in MESH_AXES), knobs)
 
 
 def candidates(config: Config, slice_: Slice, fixed: set[str]) -> Iterator[Candidate]:

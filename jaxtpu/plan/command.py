@@ -1,13 +1,10 @@
 """`run.py plan`: for each slice, what fits, how fast it is and what it costs."""
 
-import contextlib
 import copy
 import math
 import pathlib
-from collections.abc import Iterator
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from jaxtpu.config import Config, RunUnits, finalize, run_units
 from jaxtpu.data.tokenizer import make_tokenizer
@@ -20,8 +17,9 @@ from jaxtpu.plan.candidates import fixed_fields
 from jaxtpu.plan.explain import explain, show_explanation
 from jaxtpu.plan.prices import Price, price_per_chip_hour
 from jaxtpu.plan.programs import all_programs, show_programs
+from jaxtpu.plan.progress import progress
 from jaxtpu.plan.report import Workload, show, show_slices
-from jaxtpu.plan.search import OnProgress, Row, SlicePlan, plan_slice
+from jaxtpu.plan.search import Row, SlicePlan, plan_slice
 from jaxtpu.precision import make_precision
 
 EXIT_NOTHING_FITS = 3
@@ -136,26 +134,3 @@ def workload(config: Config, units: RunUnits, slice_: Slice, tokens: float | Non
     if config.plan.price is not None:
         price = Price(config.plan.price, date="yours", source="config.plan.price")
     return Workload(units.tokens_per_step, total, model.flops_per_token, price)
-
-
-@contextlib.contextmanager
-def progress(out: Console, name: str) -> Iterator[OnProgress]:
-    """A bar on a terminal, elsewhere a line for each thing that is begun."""
-    if not out.is_terminal:
-        begun = set()
-
-        def say(what: str, done: int, total: int) -> None:
-            if what not in begun:
-                begun.add(what)
-                out.print(f"{name}: {what} {total} candidates", markup=False)
-
-        yield say
-        return
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
-    with Progress(*columns, TimeElapsedColumn(), console=out, transient=True) as bar:
-        task = bar.add_task(name)
-
-        def update(what: str, done: int, total: int) -> None:
-            bar.update(task, description=f"{name}: {what}", completed=done, total=total)
-
-        yield update

@@ -6,7 +6,7 @@ import functools
 import json
 import math
 import pathlib
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -20,6 +20,7 @@ from jaxtpu.observe.memory import tree_bytes_per_device
 from jaxtpu.optimizer import make_optimizer
 from jaxtpu.plan.candidates import Candidate
 from jaxtpu.plan.compile_cache import DIRECTORY, program_fields, sources_key, write_whole
+from jaxtpu.plan.progress import OnProgress
 from jaxtpu.plan.roofline import (
     bytes_moved,
     communication_seconds,
@@ -62,11 +63,13 @@ def estimates(
     candidates: Sequence[Candidate],
     slice_: Slice,
     units: RunUnits,
-    on_progress: Callable[[str, int, int], None] = lambda what, done, total: None,
+    on_progress: OnProgress = lambda what, done, total: None,
 ) -> list[Estimate]:
     """The estimate of each candidate; kept on disk, for tracing hundreds of steps takes a while."""
     facts = [dataclasses.asdict(candidate) for candidate in candidates]
-    key = sources_key(program_fields(config.to_dict()), facts, slice_.name, dataclasses.asdict(units))
+    key = sources_key(
+        program_fields(config.to_dict()), facts, slice_.name, dataclasses.asdict(units)
+    )
     path = pathlib.Path(DIRECTORY).expanduser() / f"estimates-{key}.json"
     try:
         return [Estimate(**values) for values in json.loads(path.read_text())]

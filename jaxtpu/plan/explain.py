@@ -13,7 +13,8 @@ from jaxtpu.plan.breakdown import MemoryReport, amount, explain_memory
 from jaxtpu.plan.candidates import Candidate, candidates
 from jaxtpu.plan.compiler import CompileRequest, compile_all
 from jaxtpu.plan.estimate import estimate, estimates
-from jaxtpu.plan.search import OnProgress, Row, compile_rows, varied
+from jaxtpu.plan.progress import OnProgress
+from jaxtpu.plan.search import Row, compile_rows, varied
 
 _GIB = 2**30
 _MOST_CHANGES, _COMPILES = 5, 7
@@ -111,7 +112,7 @@ def _look_inside(
     physical, layers = slice_.generation.hbm_gib, config.model.layers
     deepest = _layers_that_fit(config, candidate, slice_, units, _SAFE * physical * _GIB)
     for depth in dict.fromkeys([layers, deepest, 1]):
-        on_progress("looking inside", 0, 1)
+        on_progress("looking inside what does not fit", 0, 1)
         shallow = candidate.apply(config)
         shallow.model.layers = depth
         request = CompileRequest(shallow.to_dict(), slice_.name, physical, vocab_size)

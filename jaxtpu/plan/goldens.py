@@ -14,10 +14,11 @@ from rich.console import Console
 
 from jaxtpu.config import load
 from jaxtpu.data.tokenizer import make_tokenizer
-from jaxtpu.errors import UserError
+from jaxtpu.errors import EXIT_OK, UserError
 from jaxtpu.hardware import parse_slice
 from jaxtpu.plan.compiler import CompileRequest, CompileResult, compile_all, libtpu_versions
-from jaxtpu.plan.search import OnProgress, predict
+from jaxtpu.plan.progress import OnProgress, progress
+from jaxtpu.plan.search import predict
 
 PATH = pathlib.Path(__file__).parents[2] / "tests" / "golden" / "plans.json"
 TOLERANCE = 0.01
@@ -107,15 +108,20 @@ def compile_cases(cases: Sequence[Case], on_progress: OnProgress) -> list[dict[s
     return [measured(case, result) for case, result in zip(cases, results, strict=True)]
 
 
-def update(out: Console, on_progress: OnProgress, path: pathlib.Path = PATH) -> None:
+def update(out: Console, path: pathlib.Path = PATH) -> int:
     """Compiles every case and records its figures under the installed version of libtpu.
+
+    Returns:
+      Exit code 0.
 
     Raises:
       UserError: a case does not compile; the file is as it was.
     """
     cases, version = read(path), libtpu_versions()["libtpu"]
+    with progress(out, "goldens") as on_progress:
+        figures_now = compile_cases(cases, on_progress)
     updated = []
-    for case, found in zip(cases, compile_cases(cases, on_progress), strict=True):
+    for case, found in zip(cases, figures_now, strict=True):
         before = case.figures.get(version)
         moved = differences(before, found) if before else ["first recorded"]
         out.print(f"{case}: {'; '.join(moved) or 'as before'}", markup=False, soft_wrap=True)
@@ -124,3 +130,4 @@ def update(out: Console, on_progress: OnProgress, path: pathlib.Path = PATH) -> 
     text = json.dumps([dataclasses.asdict(case) for case in updated], indent=1)
     path.write_text(text + "\n")
     out.print(f"Written: {path}", markup=False)
+    return EXIT_OK

@@ -82,9 +82,8 @@ def memory_rows(
     """
     rows = []
     for name, report in reports.items():
-        note = f"peak {report.peak_at}; {amount(report.code_bytes)} of it code"
-        total = report.hbm_bytes + report.code_bytes
-        rows.append(MemoryRow(name, total, budget_bytes, "compiled", note))
+        note = f"peak {report.peak_at}; and {amount(report.code_bytes)} of code beside it"
+        rows.append(MemoryRow(name, report.hbm_bytes, budget_bytes, "compiled", note))
     if device:
         notes = {
             "restore": "the state; each shard goes to its device once",

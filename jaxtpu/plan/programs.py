@@ -11,7 +11,8 @@ from jaxtpu.plan.candidates import Candidate
 from jaxtpu.plan.compiler import CompileRequest, CompileResult, compile_all
 from jaxtpu.plan.host import abstract_arguments, device_memory, host_memory
 from jaxtpu.plan.page import MemoryRow, memory_rows
-from jaxtpu.plan.search import OnProgress, Row
+from jaxtpu.plan.progress import OnProgress
+from jaxtpu.plan.search import Row
 
 _GIB = 2**30
 _OTHERS = ("init", "evaluate")
@@ -53,7 +54,7 @@ def all_programs(
     reports, failures, offloaded = {}, [], 0
     if row.result:
         reports["train"], offloaded = explain_memory(row.result), row.result.host_bytes
-        on_progress("compiling init and evaluate of", 0, 1)
+        on_progress("compiling init and evaluate", 0, 2)
         for name, result in zip(
             _OTHERS, _compile(chosen, slice_, hbm_gib, vocab_size), strict=True
         ):
@@ -69,7 +70,7 @@ def all_programs(
         batch,
         slice_,
         offloaded_bytes=offloaded,
-        host_memory_gib=slice_.generation.host_memory_gib,
+        host_memory_gib=_host_gib(slice_),
     )
     rows = memory_rows(reports, round(hbm_gib * _GIB), device, host)
     for found in rows:
@@ -78,6 +79,15 @@ def all_programs(
                 f"{found.what} needs {amount(found.bytes)} of {amount(found.available)}"
             )
     return Programs(reports.get("train"), rows, failures)
+
+
+def _host_gib(slice_: Slice) -> float | None:
+    """RAM of a host of the slice; machines of more or fewer chips have it in proportion."""
+    generation = slice_.generation
+    if generation.host_memory_gib is None:
+        return None
+    chips = slice_.chips // slice_.hosts
+    return generation.host_memory_gib * chips / generation.chips_per_host
 
 
 def _compile(config: Config, slice_: Slice, hbm_gib: float, vocab_size: int) -> list[CompileResult]:

@@ -2,7 +2,7 @@
 
 import collections
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from jaxtpu.config import Config, RunUnits
 from jaxtpu.hardware import Slice
@@ -10,6 +10,7 @@ from jaxtpu.plan.candidates import Candidate, candidates, no_candidate
 from jaxtpu.plan.compiler import CompileRequest, CompileResult, compile_all, has_compiler, read_hlo
 from jaxtpu.plan.estimate import Estimate, estimates
 from jaxtpu.plan.hlo import parse_hlo
+from jaxtpu.plan.progress import OnProgress
 from jaxtpu.plan.timing import TimePrediction, predict_time
 
 _GIB = 2**30
@@ -18,8 +19,6 @@ _GIB = 2**30
 _SURE_NOT_TO_FIT = 1.2
 _ROUNDS = 3  # of compiles, each of the next best candidates, until one fits
 _OF_A_MESH = 2  # candidates of one mesh in a round: neighbours tell little of each other
-
-OnProgress = Callable[[str, int, int], None]
 
 
 @dataclasses.dataclass(frozen=True)
