@@ -25,7 +25,7 @@ from jaxtpu.plan.published import ROWS, Published
 from jaxtpu.plan.timing import predict_time
 
 _GIB = 2**30
-_LEAST_FOR_FIT = 5  # rows, for three constants
+_LEAST_FOR_FIT = 5  # rows, for two constants
 
 
 @dataclasses.dataclass(frozen=True)
@@ -204,7 +204,6 @@ def show_fit(out: Console, fitted: Fit) -> None:
     for name, used, new in (
         ("PRODUCT_EFFICIENCY", now.product_efficiency, best.product_efficiency),
         ("LINK_EFFICIENCY", now.network.link_efficiency, best.network.link_efficiency),
-        ("COLLECTIVE_SECONDS", now.network.collective_seconds, best.network.collective_seconds),
     ):
         out.print(f"{name:<20}{used:g}  {new:g}", markup=False)
     out.print(
