@@ -166,10 +166,8 @@ def show(out: Console, comparisons: Sequence[Comparison]) -> None:
         grid.add_row(str(number), *_cells(made))
     out.print("\nModel FLOPs utilisation: measured by others, and predicted here", style="bold")
     out.print(grid)
-    for number, made in enumerate(comparisons, 1):
-        notes = [made.reason and f"no prediction: {made.reason}", made.row.assumed]
-        told = "; ".join(filter(None, notes)) or "as published"
-        out.print(f"{number}: {told} <{made.row.source}>", markup=False, soft_wrap=True)
+    for told, numbers in _notes(comparisons).items():
+        out.print(f"{', '.join(numbers)}: {told}", markup=False, soft_wrap=True)
     known = [made for made in comparisons if made.predicted is not None]
     if len(known) > 1:
         ranks = rank_correlation([m.published for m in known], [m.predicted for m in known])
@@ -179,6 +177,16 @@ def show(out: Console, comparisons: Sequence[Comparison]) -> None:
             style="bold",
             markup=False,
         )
+
+
+def _notes(comparisons: Sequence[Comparison]) -> dict[str, list[str]]:
+    """What was assumed, and where the figure stands, with the numbers of the rows it is true of."""
+    notes: dict[str, list[str]] = {}
+    for number, made in enumerate(comparisons, 1):
+        parts = [made.reason and f"no prediction: {made.reason}", made.row.assumed]
+        told = "; ".join(filter(None, parts)) or "as published"
+        notes.setdefault(f"{told} <{made.row.source}>", []).append(str(number))
+    return notes
 
 
 def _cells(made: Comparison) -> list[str]:

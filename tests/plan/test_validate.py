@@ -96,13 +96,14 @@ def test_the_table_and_its_summary():
     rows = [tiny(mfu=mfu, assumed="a guess") for mfu in (0.4, 0.5, 0.6, 0.5)]
     predicted = (0.44, 0.40, 0.60, None)
     made = [
-        Comparison(row, row.mfu, mfu, 0.1, 0.25, 7.5, "too large")
+        Comparison(row, row.mfu, mfu, 0.1, 0.25, 7.5)
         if mfu
         else Comparison(row, row.mfu, reason="too large")
         for row, mfu in zip(rows, predicted, strict=True)
     ]
     text = printed(show, made)
     assert "40.0%" in text and "44.0%" in text and "+10%" in text and "-20%" in text
+    assert "1, 2, 3: a guess <https://example.org>" in text
     assert "4: no prediction: too large; a guess <https://example.org>" in text
     assert "3 of 4 settings predicted: median absolute error 10.0%, rank correlation 0.50" in text
 
