@@ -20,7 +20,6 @@ from jaxtpu.errors import ConfigError, nearest
 #   SkyPilot github.com/skypilot-org/skypilot, sky/clouds/gcp.py, and the price list of its catalogue
 #   GKE      https://docs.cloud.google.com/kubernetes-engine/docs/concepts/plan-tpus
 # CACM and TPUv4 are unconfirmed: no copy of them was at hand when the table was written.
-
 # Chips. Google's xpk lists all default shapes of v5p and 7x up to 4x4x244, and none longer.
 _LONGEST_3D_AXIS = 256
 
@@ -48,6 +47,7 @@ class Generation:
       host_memory_gib: memory of such a machine, GiB; one of twice the chips has twice as much.
       largest_host: chips of the largest single machine; a slice up to this size has one host.
       compiler_name: prefix of libtpu's topology names, where it is not `name`.
+      compiler_options: of libtpu (name, value), for every program.
       chip_config: libtpu's `chip_config_name`, where its default is not what JAX runs with.
     """
 
@@ -72,6 +72,7 @@ class Generation:
     largest_host: int = 4
     compiler_name: str | None = None
     chip_config: str | None = None
+    compiler_options: tuple[tuple[str, str], ...] = ()
 
     @property
     def ici_links(self) -> int:
@@ -108,6 +109,10 @@ def _block_sizes(most: int) -> tuple[int, ...]:
     blocks = range(64, most + 1, 64)
     return (4, 8, 16, 32, *(n for n in blocks if _cuboid(n)[2] <= _LONGEST_3D_AXIS))
 
+
+# Products windowed over collectives, libtpu's default on v5e and v6e, double the predicted time of
+# configs/lm_1b.py: v5e-16 (fsdp 16, full) 0.787 s with, 0.385 without; v6e-8 0.645, 0.311 s.
+_NO_WINDOWS = (("xla_jf_spmd_threshold_for_windowed_einsum_mib", "1000000"),)
 
 # One argument a line would hide the table.
 # fmt: off
@@ -147,6 +152,7 @@ _TABLE = (
     Generation(
         "v5e", ("TPU v5 lite", "TPU v5e"), cores_per_chip=1, devices_per_chip=1, torus_dims=2,
         sizes=(1, 4, 8, 16, 32, 64, 128, 256), largest_host=8,  # Cloud
+        compiler_options=_NO_WINDOWS,
         hbm_gib=16.0, hbm_limit_gib=15.75, default_budget_gib=15.75,  # Cloud
         peak_flops_bf16=197e12, hbm_bandwidth=819e9,  # Cloud
         clock_hz=1500e6, vmem_bytes=128 * 2**20,  # Book; JAX
@@ -167,6 +173,7 @@ _TABLE = (
     Generation(
         "v6e", ("TPU v6 lite", "TPU v6e"), cores_per_chip=1, devices_per_chip=1, torus_dims=2,
         sizes=(1, 4, 8, 16, 32, 64, 128, 256), largest_host=8, mxu_size=256,  # Cloud
+        compiler_options=_NO_WINDOWS,
         hbm_gib=32.0, hbm_limit_gib=31.25, default_budget_gib=31.25,  # Cloud
         peak_flops_bf16=918e12, hbm_bandwidth=1638e9,  # Cloud
         clock_hz=1750e6,  # unconfirmed; the peak is 4 * 2 * 256**2 operations a cycle of it

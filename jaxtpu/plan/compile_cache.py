@@ -79,7 +79,12 @@ class CompileRequest:
     @property
     def options(self) -> dict[str, Any]:
         """Every option that the compiler is given."""
-        return {"xla_tpu_max_hbm_size_mib": str(int(self.hbm_gib * 1024)), **self.compiler_options}
+        budget = {"xla_tpu_max_hbm_size_mib": str(int(self.hbm_gib * 1024))}
+        return (
+            budget
+            | dict(parse_slice(self.slice).generation.compiler_options)
+            | (self.compiler_options)
+        )
 
 
 @dataclasses.dataclass(frozen=True)

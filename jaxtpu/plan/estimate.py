@@ -31,8 +31,6 @@ from jaxtpu.plan.trace import LocalCosts, local_costs
 from jaxtpu.precision import Precision, make_precision
 from jaxtpu.sharding import Rules, like_parameters, make_rules, parameter_shardings
 
-_CODE_BYTES = 32 * 2**20  # of a step with scanned layers, as compiled
-
 
 @dataclasses.dataclass(frozen=True)
 class Estimate:
@@ -40,7 +38,7 @@ class Estimate:
 
     Attributes:
       bytes_by_kind: HBM bytes: parameters, optimizer, gradients, saved activations, working set,
-        gathered weights, code.
+        gathered weights.
       compute_seconds: matrix products of a step, recomputation included.
       communication_seconds: collectives of a step, none of them hidden.
       seconds: of a step: compute, and the share of communication that is not hidden.
@@ -162,7 +160,6 @@ def _memory(
         "saved activations": costs.saved_bytes + saved_weights,
         "weight copies": _weight_copies(config, candidate, state, precision),
         "working set": costs.layer_bytes if in_layers else costs.loss_bytes,
-        "code": _CODE_BYTES,
     }
 
 

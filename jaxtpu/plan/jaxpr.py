@@ -5,10 +5,11 @@ products, kernels, gathers and sorts, and the operands of products, are taken to
 """
 
 import dataclasses
-import itertools
 import math
 from collections.abc import Iterator
 from typing import Any
+
+from jaxtpu.plan.kernel_costs import kernel_name, splash_flops
 
 _PRODUCTS = {"dot_general", "ragged_dot_general", "conv_general_dilated"}
 # Primitives whose results the compiler writes to memory.
@@ -81,11 +82,19 @@ def body(scan):
 
 @dataclasses.dataclass(frozen=True)
 class Cost:
-    """Of an operation and how often it runs: FLOPs of matrix products, bytes read and written."""
+    """Of an operation, and how often it runs.
+
+    Attributes:
+      count: runs in a step.
+      flops: of matrix products.
+      bytes: read and written.
+      kernel: `kernel_costs.kernel_name` of a Pallas kernel, else "".
+    """
 
     count: int
     flops: float
     bytes: int
+    kernel: str = ""
 
 
 def costs(jaxpr, repeats: int = 1) -> Iterator[Cost]:
@@ -95,13 +104,20 @@ def costs(jaxpr, repeats: int = 1) -> Iterator[Cost]:
             yield from costs(body(op.equation), repeats * op.equation.params["length"])
         elif op.name in _WRITTEN | _REDUCTIONS:
             moved = [v.aval for v in (*op.equation.invars, *op.equation.outvars)]
-            yield Cost(repeats, _flops(op.equation), sum(map(tiled_bytes, moved)))
+            yield Cost(repeats, _flops(op.equation), sum(map(tiled_bytes, moved)), _kernel(op))
+
+
+def _kernel(op: Operation) -> str:
+    called_kernel = op.name == "pallas_call" and op.equation.params.get("name")
+    return kernel_name(called_kernel) if called_kernel else ""
 
 
 def _flops(equation) -> float:
     if equation.primitive.name == "pallas_call":
-        estimate = equation.params.get("cost_estimate")
-        return float(estimate.flops) if estimate else 0.0
+        if estimate := equation.params.get("cost_estimate"):
+            return float(estimate.flops)
+        queries = max((v.aval.shape for v in equation.invars), key=math.prod)
+        return splash_flops(kernel_name(equation.params.get("name") or ""), queries)
     if equation.primitive.name == "dot_general":
         (contracted, _), _ = equation.params["dimension_numbers"]
         depth = math.prod(equation.invars[0].aval.shape[i] for i in contracted)
@@ -112,44 +128,50 @@ def _flops(equation) -> float:
 def working_bytes(jaxpr, weights: set[tuple[int, ...]]) -> int:
     """The most bytes alive at once of what is written to memory.
 
+    A value that is fused is made again where it is used, from what is written: that lives as long.
+
     Args:
       jaxpr: of a loop's body, or of a program; its arguments are not counted, nor its loops.
       weights: shapes of parameters: as operands they are copies that are counted elsewhere.
     """
     ops = operations(jaxpr)
     outside = set(jaxpr.invars)
-    last_use = {value: i for i, op in enumerate(ops) for value in op.inputs if value is not None}
     written: set = set()
     for op in ops:
-        values = op.outputs if op.name in _WRITTEN else ()
+        values = op.outputs if op.name in _WRITTEN | _REDUCTIONS else ()
         if op.name in _PRODUCTS or op.name == "pallas_call":
             values += tuple(v for v in op.inputs if v is not None and v not in outside)
         written |= {v for v in values if v.aval.shape not in weights}
+    sources: dict = {}  # of each value, the written ones that it is made from
+    last_use: dict = {}
+    for i, op in enumerate(ops):
+        read = set().union(*(sources.get(v, ()) for v in op.inputs if v is not None))
+        last_use |= dict.fromkeys(read, i)
+        for value in op.outputs:
+            sources[value] = {value} if value in written else read
     alive = peak = 0
     ends: dict[int, int] = {}
     for i, op in enumerate(ops):
-        made = sum(tiled_bytes(v.aval) for v in op.outputs if v in written)
-        for value in op.outputs:
-            if value in written:
-                end = max(i, last_use.get(value, i))
-                ends[end] = ends.get(end, 0) + tiled_bytes(value.aval)
-        alive += made
+        if op.name not in _WRITTEN:  # what is fused can take the memory of what it uses last
+            alive -= ends.pop(i, 0)
+        for value in written & set(op.outputs):
+            end, size = max(i, last_use.get(value, i)), tiled_bytes(value.aval)
+            ends[end] = ends.get(end, 0) + size
+            alive += size
         peak = max(peak, alive)
         alive -= ends.pop(i, 0)
     return peak
 
 
 def tiled_bytes(aval) -> int:
-    """Bytes of an array in HBM, padded to tiles in the layout that pads it least.
+    """Bytes of an array in HBM: its last dimension padded to lanes, another one to sublanes.
 
-    The compiler chooses layouts by more than that, so this is a lower bound.
+    The compiler chooses which other one by more than the padding, so this is a lower bound.
     """
     shape = [size for size in getattr(aval, "shape", ()) if size > 1]
     elements = math.prod(shape)
     if len(shape) >= 2:
-        pads = [
-            (-(-lanes // _LANES) * _LANES / lanes) * (-(-rows // _SUBLANES) * _SUBLANES / rows)
-            for lanes, rows in itertools.permutations(shape, 2)
-        ]
-        elements = int(elements * min(pads))
+        whole = lambda size, tile: -(-size // tile) * tile / size  # noqa: E731
+        rows = min(whole(size, _SUBLANES) for size in shape[:-1])
+        elements = int(elements * whole(shape[-1], _LANES) * rows)
     return elements * getattr(getattr(aval, "dtype", None), "itemsize", 0)

@@ -17,8 +17,9 @@ from jaxtpu.hardware import Generation
 from jaxtpu.plan.hlo import Computation, Instruction
 
 KERNEL = "tpu_custom_call"
-_NAME = re.compile(r"/(flash_forward|flash_backward|splash_mha_(?:fwd|dq|dkv))\w*/pallas_call")
+_NAME = re.compile(r"(flash_forward|flash_backward|splash_mha_(?:fwd|dq|dkv))\w*(?:/pallas_call)?$")
 _BLOCK = re.compile(r"block_q\W+(\d+)")
+_USUAL_BLOCK = 512
 _LANES = 128  # of a matrix unit, taken by smaller heads too
 # Products of positions x positions x features.
 _PRODUCTS = {"splash_mha_fwd": 2, "splash_mha_dq": 3, "splash_mha_dkv": 4}
@@ -44,21 +45,37 @@ def kernel_seconds(
     """
     known = instruction.backend_config.get("custom_call_config", {}).get("cost_estimate", {})
     moved = int(known.get("bytes_accessed", moved))
-    flops, efficiency = int(known.get("flops", 0)), 1.0
-    if named := _NAME.search(instruction.op_name):
-        name = named[1]
-        if name in _PRODUCTS:
-            flops = _PRODUCTS[name] * _product_flops(instruction, computation)
-        efficiency = _EFFICIENCY[name].get(generation.name, 1.0)
-    return max(flops / (generation.peak_flops_bf16 * efficiency), moved / generation.hbm_bandwidth)
+    flops, name = int(known.get("flops", 0)), kernel_name(instruction.op_name)
+    if name in _PRODUCTS:
+        shapes = [computation.by_name[operand].shape for operand in instruction.operands]
+        queries = next(s for s in shapes if s.dtype in ("bf16", "f32") and len(s.dims) > 2)
+        block = _BLOCK.search(instruction.text)
+        flops = splash_flops(name, queries.dims, int(block[1]) if block else _USUAL_BLOCK)
+    peak = generation.peak_flops_bf16 * efficiency(name, generation)
+    return max(flops / peak, moved / generation.hbm_bandwidth)
 
 
-def _product_flops(instruction: Instruction, computation: Computation) -> float:
-    """FLOPs of one product of all of splash attention's blocks that are not skipped."""
-    shapes = [computation.by_name[name].shape for name in instruction.operands]
-    queries = next(s for s in shapes if s.dtype in ("bf16", "f32") and len(s.dims) > 2)
-    *heads, length, features = queries.dims
-    block = _BLOCK.search(instruction.text)
-    blocks = length // int(block[1]) if block else 1
+def kernel_name(name: str) -> str:
+    """Which of the measured kernels a kernel, or the path of its operation, is; "" for another."""
+    found = _NAME.search(name)
+    return found[1] if found else ""
+
+
+def efficiency(name: str, generation: Generation) -> float:
+    """Part of the peak that a kernel reaches; 1 where it was not measured."""
+    return _EFFICIENCY.get(name, {}).get(generation.name, 1.0)
+
+
+def splash_flops(name: str, queries: tuple[int, ...], block: int = _USUAL_BLOCK) -> float:
+    """FLOPs of splash attention's blocks that are not skipped; 0 for another kernel.
+
+    Args:
+      name: of `kernel_name`.
+      queries: [..., positions, features].
+      block: positions of a block.
+    """
+    *heads, length, features = queries
+    blocks = max(1, length // block)
     seen = length**2 * (blocks + 1) / (2 * blocks)
-    return 2 * math.prod(heads) * seen * (features + -features % _LANES)
+    product = 2 * math.prod(heads) * seen * (features + -features % _LANES)
+    return _PRODUCTS.get(name, 0) * product

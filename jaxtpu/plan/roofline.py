@@ -9,6 +9,7 @@ from jaxtpu.hardware import Generation, Slice
 from jaxtpu.plan.candidates import Candidate
 from jaxtpu.plan.collectives import DCN_BYTES_PER_SECOND, LINK_EFFICIENCY
 from jaxtpu.plan.jaxpr import Cost
+from jaxtpu.plan.kernel_costs import efficiency
 
 # Shares of the peak rates that a large program reaches, the same for every generation; they set the
 # scale of an estimate and hardly the order of candidates.
@@ -34,14 +35,21 @@ def compute_seconds(
       gradient_bytes: of all parameters; every microbatch but the first adds to them.
       saved_bytes: activations of a microbatch, stacked by its forward pass, read by its backward.
     """
-    flop_seconds = 1 / generation.peak_flops_bf16 / _MATMUL_EFFICIENCY
     byte_seconds = 1 / generation.hbm_bandwidth / _HBM_EFFICIENCY
     compute = sum(
-        op.count * max(op.flops * flop_seconds, op.bytes * byte_seconds) for op in operations
+        op.count * max(op.flops * _flop_seconds(op, generation), op.bytes * byte_seconds)
+        for op in operations
     )
     summing = 3 * gradient_bytes if microbatches > 1 else gradient_bytes
     pass_seconds = compute + (2 * saved_bytes + summing) * byte_seconds
     return microbatches * pass_seconds + (2 * state_bytes + gradient_bytes) * byte_seconds
+
+
+def _flop_seconds(operation: Cost, generation: Generation) -> float:
+    reached = _MATMUL_EFFICIENCY
+    if operation.kernel:
+        reached = efficiency(operation.kernel, generation)
+    return 1 / generation.peak_flops_bf16 / reached
 
 
 def exposed_share(generation: Generation) -> float:

@@ -120,9 +120,9 @@ def _trace(_key: str, arguments: _Uncompared) -> LocalCosts:
                 saved += tiled_bytes(kept.aval)
     counted = collections.Counter()
     for cost in costs(jaxpr):
-        counted[cost.flops, cost.bytes] += cost.count
+        counted[cost.flops, cost.bytes, cost.kernel] += cost.count
     return LocalCosts(
-        operations=tuple(Cost(n, flops, bytes_) for (flops, bytes_), n in counted.items()),
+        operations=tuple(Cost(count, *rest) for rest, count in counted.items()),
         saved_bytes=saved,
         saved_weight_bytes=saved_weights,
         layer_bytes=max(working_bytes(body(scan), weights) for scan in scans(jaxpr)),

@@ -4,11 +4,12 @@ import dataclasses
 from typing import Any
 
 import jax
-from jax.sharding import Mesh, NamedSharding
+from jax.sharding import AbstractMesh, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from jaxtpu.config import Config, RunUnits
 from jaxtpu.data.batch import batch_spec
+from jaxtpu.hardware import generation_of
 from jaxtpu.models import Model, make_model
 from jaxtpu.optimizer import make_optimizer
 from jaxtpu.precision import make_precision
@@ -101,26 +102,36 @@ def build_programs(config: Config, mesh: Mesh, units: RunUnits) -> Programs:
         name: NamedSharding(mesh, rules.spec(("batch", "sequence"), leaf.shape))
         for name, leaf in batch.items()
     }
+    options = _compiler_options(mesh)
     return Programs(
         mesh=mesh,
         rules=rules,
         model=model,
-        init=jax.jit(init, out_shardings=state_shardings),
+        init=jax.jit(init, out_shardings=state_shardings, compiler_options=options),
         train_step=jax.jit(
             step,
             in_shardings=(state_shardings, batch_shardings),
             out_shardings=(state_shardings, replicated),
             donate_argnums=0,
+            compiler_options=options,
         ),
         eval_step=jax.jit(
             in_microbatches(batch_sums, config.train.microbatches),
             in_shardings=(shardings, batch_shardings),
             out_shardings=replicated,
+            compiler_options=options,
         ),
         abstract_state=abstract_state,
         abstract_batch=_with_shardings(batch, batch_shardings),
         undivided=undivided,
     )
+
+
+def _compiler_options(mesh: Mesh | AbstractMesh) -> dict[str, str] | None:
+    """Of the generation that the mesh's devices are."""
+    kind = "" if isinstance(mesh, AbstractMesh) else mesh.devices.flat[0].device_kind
+    generation = generation_of(kind)
+    return dict(generation.compiler_options) if generation else None
 
 
 def _with_shardings(shapes: Any, shardings: Any) -> Any:

@@ -44,17 +44,27 @@ def test_calls_are_inlined_with_the_values_outside():
     assert times.inputs[0] is tanh.outputs[0]
 
 
+SHAPES = (64, 256), (256, 1024)
+WEIGHTS = {(256, 1024), (1024, 256)}
+HIDDEN, RESULT = 64 * 1024 * 4, 64 * 256 * 4
+
+
 def test_working_bytes_are_those_of_products_that_live_together():
     def chain(x, w):
         hidden = x @ w  # 64 x 1024 float32
-        return jnp.tanh(hidden) @ w.T
+        return jnp.tanh(hidden) @ w.T  # the operand takes the memory of what it is made from
 
-    shapes = (64, 256), (256, 1024)
-    hidden, operand, result = 64 * 1024 * 4, 64 * 1024 * 4, 64 * 256 * 4
-    weights = {(256, 1024), (1024, 256)}
-    assert working_bytes(jaxpr_of(chain, *shapes), weights) == max(
-        hidden + operand, operand + result
-    )
+    assert working_bytes(jaxpr_of(chain, *SHAPES), WEIGHTS) == HIDDEN + RESULT
+
+
+def test_what_a_fused_value_is_made_from_lives_as_long_as_it():
+    def chain(x, w):
+        hidden = x @ w
+        result = jnp.tanh(hidden) @ w.T
+        return jnp.sum(result) * jnp.sin(hidden)
+
+    found = working_bytes(jaxpr_of(chain, *SHAPES), WEIGHTS)
+    assert found == 2 * HIDDEN + RESULT
 
 
 @pytest.mark.parametrize(
