@@ -66,7 +66,10 @@ def main(argv: list[str]) -> int:
         print(f"error: {error.strerror}: {error.filename or 'a file'}", file=sys.stderr)
         return EXIT_CRASH
     except KeyboardInterrupt:
-        print("\nInterrupted; nothing was saved since the last checkpoint.", file=sys.stderr)
+        kept = "nothing was saved since the last checkpoint"
+        if argv[:1] == ["plan"]:
+            kept = "what was compiled is kept, and the same command goes on from there"
+        print(f"\nInterrupted; {kept}.", file=sys.stderr)
         return 130
 
 
