@@ -31,7 +31,7 @@ from jaxtpu.plan.hlo import Instruction
 # one point larger.
 LINK_EFFICIENCY = 0.9
 # Start and barrier of one collective. Assumed: the published programs are large, and between 1 and
-# 20 microseconds their mean error changes by less than a tenth of a point.
+# 20 microseconds their mean error changes by a tenth of a point.
 COLLECTIVE_SECONDS = 5e-6
 HOP_SECONDS = 1e-6  # from chip to chip: https://jax-ml.github.io/scaling-book/sharding
 DCN_BYTES_PER_SECOND = 12.5e9  # a host's, where the vendor publishes none (v2, v3): 100 Gbit/s
