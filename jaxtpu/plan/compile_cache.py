@@ -53,7 +53,8 @@ class CompileRequest:
       vocab_size: ids of the tokenizer.
       program: one of `PROGRAMS`.
       examples: sequences in the training data; None where that is not known.
-      compiler_options: more options of the compiler, by name.
+      compiler_options: more options of the compiler, by name; an empty value leaves an option of
+        the generation (`Generation.compiler_options`) as the compiler has it.
 
     Raises:
       ConfigError: there is no such slice or program, or the budget is below 1 MiB.
@@ -80,11 +81,9 @@ class CompileRequest:
     def options(self) -> dict[str, Any]:
         """Every option that the compiler is given."""
         budget = {"xla_tpu_max_hbm_size_mib": str(int(self.hbm_gib * 1024))}
-        return (
-            budget
-            | dict(parse_slice(self.slice).generation.compiler_options)
-            | (self.compiler_options)
-        )
+        usual = dict(parse_slice(self.slice).generation.compiler_options)
+        options = budget | usual | self.compiler_options
+        return {name: value for name, value in options.items() if value != ""}
 
 
 @dataclasses.dataclass(frozen=True)

@@ -96,12 +96,18 @@ def _compile(
             row.slice,
             parse_slice(row.slice).generation.hbm_gib,
             make_tokenizer(config.data.tokenizer).vocab_size,
-            compiler_options=dict(row.options),
+            compiler_options=_as_its_source(row),
         )
         for row, config in zip(rows, configs, strict=True)
     ]
     with _progress(out, len(requests)) as advance:
         return compile_all(requests, workers=1, on_done=lambda *_: advance())
+
+
+def _as_its_source(row: Published) -> dict[str, str]:
+    """The compiler's own defaults, but for what the source sets."""
+    ours = parse_slice(row.slice).generation.compiler_options
+    return {name: "" for name, _ in ours} | dict(row.options)
 
 
 @contextlib.contextmanager

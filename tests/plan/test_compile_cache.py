@@ -5,6 +5,7 @@ import pytest
 
 from jaxtpu.config import Config
 from jaxtpu.errors import ConfigError
+from jaxtpu.hardware import parse_slice
 from jaxtpu.plan import compile_cache
 from jaxtpu.plan.compile_cache import CompileRequest, CompileResult, read_hlo
 from tests.tiny import VOCABULARY, tiny_config
@@ -62,3 +63,16 @@ def test_damaged_entries_are_not_read(tmp_path):
     (tmp_path / "k.json").write_text(entry)
     pathlib.Path(hlo).write_bytes(pathlib.Path(hlo).read_bytes()[:-1])
     assert compile_cache.load(tmp_path, "k") is None
+
+
+def test_options_are_those_of_the_generation_unless_the_request_says_otherwise():
+    (name, usual), *_ = parse_slice("v5e-8").generation.compiler_options
+    config = tiny_config().to_dict()
+
+    def options(**chosen):
+        return CompileRequest(config, "v5e-8", 8, VOCABULARY, compiler_options=chosen).options
+
+    assert options()[name] == usual
+    assert options(**{name: "7"})[name] == "7"
+    assert name not in options(**{name: ""})
+    assert options(other="1") == options() | {"other": "1"}
