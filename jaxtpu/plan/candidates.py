@@ -126,14 +126,23 @@ def _meshes(config: Config, slice_: Slice, fixed: set[str]) -> Iterator[tuple[in
         else:
             choices.append([1])
     for mesh in itertools.product(*choices):
-        if math.prod(mesh) == slice_.devices and _slices_outermost(mesh, slice_.slices):
+        across = crossing(mesh, slice_.slices)
+        if math.prod(mesh) == slice_.devices and math.prod(across.values()) == slice_.slices:
             yield mesh
 
 
-def _slices_outermost(mesh: tuple[int, ...], slices: int) -> bool:
-    for size in mesh:
-        slices //= math.gcd(size, slices)
-    return slices == 1
+def crossing(mesh: tuple[int, ...], slices: int) -> dict[str, int]:
+    """How many slices each mesh axis spans, the outermost axes first; axes within one are left out.
+
+    Their product is below `slices` where no axes can be laid across them.
+    """
+    found = {}
+    for axis, size in zip(MESH_AXES, mesh, strict=True):
+        across = math.gcd(size, slices)
+        slices //= across
+        if across > 1:
+            found[axis] = across
+    return found
 
 
 def _divides_model(config: Config, sizes: dict[str, int]) -> bool:

@@ -1,6 +1,7 @@
 """Every program of a candidate, not the train step alone: what a run needs from start to end."""
 
 import dataclasses
+from collections import Counter
 
 from rich.console import Console
 
@@ -118,7 +119,9 @@ def show_programs(console: Console, candidate: Candidate, programs: Programs) ->
         share = programs.train.unexplained_fraction
         say(f"train is {', '.join(told)}; {UNEXPLAINED} {share:+.1%}")
         if programs.train.padded:
-            lost = ", ".join(f"{amount(t.lost_bytes)} of {t.words}" for t in programs.train.padded)
-            say(f"more than a tenth lost to tiles: {lost}")
+            say("more than a tenth lost to tiles:")
+            lost = Counter(f"{amount(t.lost_bytes)} of {t.words}" for t in programs.train.padded)
+            for words, count in lost.items():
+                say(f"  {words}" if count == 1 else f"  {count} times {words}")
     for failure in programs.failures:
         console.print(f"Does not fit: {failure}", style="bold", markup=False, soft_wrap=True)

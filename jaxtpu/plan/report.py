@@ -8,6 +8,7 @@ import pathlib
 from rich.console import Console
 from rich.table import Table
 
+from jaxtpu.plan.candidates import crossing
 from jaxtpu.plan.prices import Price
 from jaxtpu.plan.search import Row, SlicePlan
 
@@ -48,6 +49,7 @@ def figures(plan: SlicePlan, row: Row, work: Workload) -> dict:
     return {
         "slice": slice_.name,
         "mesh": row.candidate.sizes,
+        "across_slices": list(crossing(row.candidate.mesh, slice_.slices)),
         **dict(row.candidate.knobs),
         "fits": row.fits if row.result else None,
         "hbm_gib": hbm / _GIB,

@@ -1,12 +1,10 @@
 """The time of a step by arithmetic: enough to choose what to compile, never shown as a prediction."""
 
-import math
 from collections.abc import Iterable
 
 from jaxtpu.config import Config
-from jaxtpu.config.validate import MESH_AXES
 from jaxtpu.hardware import Generation, Slice
-from jaxtpu.plan.candidates import Candidate
+from jaxtpu.plan.candidates import Candidate, crossing
 from jaxtpu.plan.collectives import DCN_BYTES_PER_SECOND, LINK_EFFICIENCY
 from jaxtpu.plan.jaxpr import Cost
 from jaxtpu.plan.kernel_costs import efficiency
@@ -92,11 +90,9 @@ def communication_seconds(moved: dict[str, float], candidate: Candidate, slice_:
     ici = generation.ici_link_bandwidth * generation.ici_links * LINK_EFFICIENCY
     dcn = generation.dcn_bandwidth or DCN_BYTES_PER_SECOND
     devices_of_host = generation.chips_per_host * generation.devices_per_chip
-    slices = slice_.slices
-    for axis in MESH_AXES:
-        across, bytes_ = math.gcd(candidate.sizes[axis], slices), moved.get(axis, 0.0)
-        slices //= across
+    for bytes_ in moved.values():
         seconds += bytes_ * generation.devices_per_chip / ici
-        if across > 1:
-            seconds += bytes_ / candidate.sizes[axis] * across * devices_of_host / dcn
+    for axis, across in crossing(candidate.mesh, slice_.slices).items():
+        bytes_ = moved.get(axis, 0.0)
+        seconds += bytes_ / candidate.sizes[axis] * across * devices_of_host / dcn
     return seconds

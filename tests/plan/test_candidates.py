@@ -6,7 +6,14 @@ from jaxtpu.config import leaves, load
 from jaxtpu.config.validate import MESH_AXES
 from jaxtpu.errors import ConfigError
 from jaxtpu.hardware import parse_slice
-from jaxtpu.plan.candidates import KNOBS, Candidate, candidates, fixed_fields, no_candidate
+from jaxtpu.plan.candidates import (
+    KNOBS,
+    Candidate,
+    candidates,
+    crossing,
+    fixed_fields,
+    no_candidate,
+)
 from jaxtpu.plan.command import without_mesh
 from tests.tiny import VOCABULARY, tiny_config
 
@@ -36,6 +43,19 @@ def test_every_candidate_runs_on_the_slice(name):
         rows = 2048 / (sizes["data"] * sizes["fsdp"])
         assert rows % candidate["train.microbatches"] == 0
         assert 6 % sizes["tensor"] == 0
+
+
+@pytest.mark.parametrize(
+    ("mesh", "slices", "axes"),
+    [
+        ((2, 32, 1, 1, 1), 2, {"data": 2}),
+        ((1, 32, 1, 1, 2), 2, {"fsdp": 2}),
+        ((2, 2, 1, 1, 16), 4, {"data": 2, "fsdp": 2}),
+        ((1, 8, 1, 1, 1), 1, {}),
+    ],
+)
+def test_which_axes_cross_slices(mesh, slices, axes):
+    assert crossing(mesh, slices) == axes
 
 
 def test_what_is_set_stays():

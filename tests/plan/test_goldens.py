@@ -8,22 +8,35 @@ from rich.console import Console
 
 from jaxtpu.errors import UserError
 from jaxtpu.plan import goldens
-from jaxtpu.plan.compiler import CompileResult, has_compiler, libtpu_versions
+from jaxtpu.plan.breakdown import explain_memory
+from jaxtpu.plan.compiler import CompileResult, compile_all, has_compiler, libtpu_versions
 
 RECORDED = {"hbm_bytes": 1000, "cycles": 1000, "collectives": {"all-gather": [3, 600]}}
 
 
+@pytest.fixture(scope="module")
+def compiled():
+    """(case, answer) of those that CI compiles."""
+    if not has_compiler():
+        pytest.skip("libtpu is not installed")
+    cases = [case for case in goldens.read() if case.in_ci]
+    return list(zip(cases, compile_all([case.request for case in cases]), strict=True))
+
+
 @pytest.mark.tpu_compile
-@pytest.mark.skipif(not has_compiler(), reason="libtpu is not installed")
-def test_recorded_train_steps_compile_to_the_same():
+def test_recorded_train_steps_compile_to_the_same(compiled):
     version = libtpu_versions()["libtpu"]
-    cases = [case for case in goldens.read() if case.in_ci and version in case.figures]
-    if not cases:
-        pytest.skip(f"nothing is recorded of libtpu {version}")
-    found = goldens.compile_cases(cases, lambda *_: None)
-    for case, figures in zip(cases, found, strict=True):
-        moved = goldens.differences(case.figures[version], figures)
+    for case, result in compiled:
+        if version not in case.figures:
+            pytest.skip(f"nothing is recorded of libtpu {version}")
+        moved = goldens.differences(case.figures[version], goldens.measured(case, result))
         assert not moved, f"{case}: {moved}; if that is meant: run.py plan --update-goldens"
+
+
+@pytest.mark.tpu_compile
+def test_the_timeline_peaks_within_3_percent_of_the_compiler(compiled):
+    for case, result in compiled:
+        assert abs(explain_memory(result).unexplained_fraction) < 0.03, case
 
 
 @pytest.mark.parametrize(
