@@ -57,8 +57,8 @@ class MeshConfig(Section, path="mesh", word="auto"):
 
     auto: bool = option(
         False,
-        "take mesh, remat, attention and microbatches from a plan for the devices present, as far "
-        "as nothing else sets them; mesh=auto sets this",
+        "take mesh, remat, attention, microbatches and the optimizer's placement from a plan for "
+        "the devices present, as far as nothing else sets them; mesh=auto sets this",
     )
 
     data: int = option(1, "replicas of the parameters, each with its own part of the batch")

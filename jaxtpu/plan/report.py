@@ -148,7 +148,7 @@ def over_budget(plan: SlicePlan) -> list[str]:
 
 def _print_rows(console: Console, plan: SlicePlan, work: Workload) -> None:
     grid = Table(box=None, pad_edge=False)
-    for name in ("mesh", "remat", "attention", "micro", f"GiB/{_device(plan)}", "step s", "MFU",
+    for name in ("mesh", "remat", "attention", "micro", "optimizer", f"GiB/{_device(plan)}", "step s", "MFU",
                  "HFU", "tokens/s", "exposed s", "$/1B tokens", "days"):  # fmt: skip
         grid.add_column(name, no_wrap=True)
     for row in plan.rows:
@@ -184,6 +184,7 @@ def _cells(values: dict, row: Row) -> list[str]:
         row.candidate.mesh_words(),
         *knobs,
         str(row.candidate["train.microbatches"]),
+        row.candidate["optimizer.placement"],
         hbm,
         *blank,
     ]

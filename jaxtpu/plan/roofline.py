@@ -9,6 +9,7 @@ from jaxtpu.hardware import Generation, Slice
 from jaxtpu.plan.candidates import Candidate
 from jaxtpu.plan.collectives import DCN_BYTES_PER_SECOND, LINK_EFFICIENCY
 from jaxtpu.plan.jaxpr import Cost
+from jaxtpu.plan.playback import HOST_BYTES_PER_SECOND
 
 # Shares of the peak rates that a large program reaches, the same for every generation; they set the
 # scale of an estimate and hardly the order of candidates.
@@ -42,6 +43,15 @@ def compute_seconds(
     summing = 3 * gradient_bytes if microbatches > 1 else gradient_bytes
     pass_seconds = compute + (2 * saved_bytes + summing) * byte_seconds
     return microbatches * pass_seconds + (2 * state_bytes + gradient_bytes) * byte_seconds
+
+
+def host_seconds(state_bytes: int, generation: Generation) -> float:
+    """Seconds to bring a device's state from the host and take it back.
+
+    The devices of a chip share its link, and the two ways take turns in an update: a part's new
+    state goes back before the next part comes.
+    """
+    return 2 * state_bytes * generation.devices_per_chip / HOST_BYTES_PER_SECOND
 
 
 def exposed_share(generation: Generation) -> float:
