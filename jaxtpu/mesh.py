@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import jax
 import numpy as np
 from jax.experimental import mesh_utils
-from jax.sharding import AxisType, Mesh
+from jax.sharding import AbstractMesh, AxisType, Mesh
 
 from jaxtpu.config.validate import MESH_AXES
 from jaxtpu.errors import ConfigError
@@ -34,6 +34,14 @@ def make_mesh(sizes: dict[str, int], devices: Sequence[jax.Device] | None = None
     else:
         grid = _torus_grid(shape, devices)
     return Mesh(grid, MESH_AXES, axis_types=(AxisType.Auto,) * len(MESH_AXES))
+
+
+def has_host_memory(mesh: Mesh | AbstractMesh) -> bool:
+    """Whether programs can keep arrays in the memory of the devices' host: those of TPUs can.
+
+    A mesh without devices stands for one of TPUs.
+    """
+    return isinstance(mesh, AbstractMesh) or mesh.devices.flat[0].platform == "tpu"
 
 
 def _torus_grid(shape: tuple[int, ...], devices: list[jax.Device]) -> np.ndarray:

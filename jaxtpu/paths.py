@@ -5,7 +5,7 @@ schedules, freezing, sharding and loading.
 """
 
 import re
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from typing import Any
 
 import jax
@@ -28,6 +28,12 @@ def map_with_path(function, tree: Any, *rest: Any) -> Any:
     return jax.tree_util.tree_map_with_path(
         lambda path, *leaves: function(path_string(path), *leaves), tree, *rest
     )
+
+
+def owner(path: str, known: Collection[str]) -> str | None:
+    """The path in `known` that `path` ends with (`0/mu/head/kernel`: `head/kernel`), if one does."""
+    words = path.split("/")
+    return next((p for i in range(len(words)) if (p := "/".join(words[i:])) in known), None)
 
 
 def matcher(field: str, patterns: Iterable[str], paths: Iterable[str]):

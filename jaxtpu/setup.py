@@ -23,7 +23,7 @@ from jaxtpu.train.programs import Programs, build_programs
 # A run's folder holds one model on one stream of examples: these fields cannot change under it.
 _FIXED = ("seed", "model.", "data.source", "data.train_split", "data.tokenizer",
           "data.text_field", "data.sequence_length", "precision.params", "optimizer.name",
-          "optimizer.accumulate_steps")  # fmt: skip
+          "optimizer.rounding", "optimizer.accumulate_steps")  # fmt: skip
 _FREE = ("model.attention", "model.remat")
 
 

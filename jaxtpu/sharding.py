@@ -12,7 +12,7 @@ from jax.sharding import PartitionSpec as P
 
 from jaxtpu.config import ShardingConfig
 from jaxtpu.errors import ConfigError, nearest_multiples
-from jaxtpu.paths import flatten, map_with_path
+from jaxtpu.paths import flatten, map_with_path, owner
 
 LogicalAxes = tuple[str | None, ...]
 _ACTIVE: contextvars.ContextVar["Rules | None"] = contextvars.ContextVar("rules", default=None)
@@ -185,13 +185,22 @@ def like_parameters(tree: Any, params: Any, shardings: Any, mesh: Mesh) -> Any:
     ).items()}  # fmt: skip
 
     def one(path: str, leaf) -> NamedSharding:
-        words = path.split("/")
-        for start in range(len(words)):
-            if found := by_path.get("/".join(words[start:])):
-                return NamedSharding(mesh, _reduced_spec(leaf.shape, *found))
-        return NamedSharding(mesh, P())
+        of = owner(path, by_path)
+        return NamedSharding(mesh, _reduced_spec(leaf.shape, *by_path[of]) if of else P())
 
     return map_with_path(one, tree)
+
+
+def on_host(shardings: Any, flags: Any) -> Any:
+    """`shardings`, in pinned host memory where the tree `flags` says so."""
+    place = lambda s, there: s.with_memory_kind("pinned_host") if there else s  # noqa: E731
+    return jax.tree.map(place, shardings, flags)
+
+
+def row_parts(shardings: Any) -> dict[str, int]:
+    """By path of a parameter, the parts into which the mesh divides its first dimension."""
+    rows = lambda s: math.prod(s.mesh.shape[axis] for axis in _as_tuple((*s.spec, None)[0]))  # noqa: E731
+    return {path: rows(sharding) for path, sharding in flatten(shardings).items()}
 
 
 def _reduced_spec(shape: tuple[int, ...], full: tuple[int, ...], sharding: NamedSharding) -> P:

@@ -9,7 +9,7 @@ ROOMS = (
     "errors environment config hardware",  # floor 0
     "paths precision mesh",  # 1
     "sharding kernels",  # 2
-    "models data optimizer",  # 3
+    "models data layerwise optimizer",  # 3
     "train checkpoint",  # 5
     "observe plan",  # 6
     "setup generate trainer",  # 7

@@ -57,8 +57,8 @@ class MeshConfig(Section, path="mesh", word="auto"):
 
     auto: bool = option(
         False,
-        "take mesh, remat, attention and microbatches from a plan for the devices present, as far "
-        "as nothing else sets them; mesh=auto sets this",
+        "take mesh, remat, attention, microbatches and the optimizer's placement from a plan for "
+        "the devices present, as far as nothing else sets them; mesh=auto sets this",
     )
 
     data: int = option(1, "replicas of the parameters, each with its own part of the batch")
@@ -99,7 +99,7 @@ class ShardingConfig(Section, path="sharding"):
 class PrecisionConfig(Section, path="precision"):
     """Number formats. Softmax, norms and the loss are computed in float32 whatever these say."""
 
-    params: str = option("float32", "parameters and optimizer state", choices=_DTYPES)
+    params: str = option("float32", "parameters", choices=_DTYPES)
     compute: str = option("bfloat16", "activations and matrix products", choices=_DTYPES)
     accumulate: str = option("float32", "gradients summed over microbatches", choices=_DTYPES)
 
@@ -132,8 +132,25 @@ class OptimizerConfig(Section, path="optimizer"):
 
     name: str = option(
         "adamw",
-        "optimizer; adam is adamw without weight decay",
-        choices=("adamw", "adam", "adafactor", "lion", "sgd"),
+        "optimizer; adam is adamw without weight decay, adafactor keeps a factored second moment, "
+        "lion and sgd one moment, muon one moment of the layers' matrices (adam for the rest)",
+        choices=("adamw", "adam", "adafactor", "lion", "muon", "sgd"),
+    )
+    placement: str = option(
+        "device",
+        "where state of the parameters' size lives: device, or host (pinned memory of the TPU's "
+        "host, through which each update streams it a layer at a time; without TPUs it stays on "
+        "the device)",
+        choices=("device", "host"),
+    )
+    moments: str = option(
+        "float32", "what moments are kept in; the update is computed in float32", choices=_DTYPES
+    )
+    rounding: str = option(
+        "nearest",
+        "how bfloat16 parameters take an update: nearest, stochastic (up or down, right in the "
+        "mean), or master (a float32 copy in the state takes it)",
+        choices=("nearest", "stochastic", "master"),
     )
     learning_rate: float = option(1e-3, "peak learning rate", at_least=0.0)
     schedule: str = option(
@@ -164,7 +181,7 @@ class OptimizerConfig(Section, path="optimizer"):
     )
     accumulate_steps: int = option(
         1,
-        "steps between updates (optax.MultiSteps): only where even one microbatch a step is too "
+        "steps between updates: only where even one microbatch a step is too "
         "much; it keeps a second gradient tree, train.microbatches does not",
         at_least=1,
     )

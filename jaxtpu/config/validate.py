@@ -29,6 +29,7 @@ def finalize(config: Config, num_devices: int, vocab_size: int) -> dict[str, int
     _check_rules(config)
     _check_batch(config, sizes)
     _check_length(config)
+    _check_optimizer(config)
     if config.checkpoint.keep_best and not config.data.validation_split:
         config.checkpoint.keep_best = 0  # nothing to be best by
     return sizes
@@ -181,6 +182,23 @@ def _check_length(config: Config) -> None:
             "train.evaluate_batches", train.evaluate_batches,
             "data.validation_split is empty, so there is nothing to evaluate.",
             "Set data.validation_split, or train.evaluate_batches=0.",
+        )  # fmt: skip
+
+
+def _check_optimizer(config: Config) -> None:
+    optimizer, params = config.optimizer, config.precision.params
+    if optimizer.placement == "host" and optimizer.accumulate_steps > 1:
+        raise ConfigError(
+            "optimizer.placement", "host",
+            f"goes with an update every step, not optimizer.accumulate_steps="
+            f"{optimizer.accumulate_steps}.",
+            "Use train.microbatches instead of accumulate_steps, or placement=device.",
+        )  # fmt: skip
+    if optimizer.rounding != "nearest" and params != "bfloat16":
+        raise ConfigError(
+            "optimizer.rounding", optimizer.rounding,
+            f"is for bfloat16 parameters; precision.params={params} need no rounding.",
+            "Use nearest, or precision.params=bfloat16.",
         )  # fmt: skip
 
 

@@ -10,6 +10,7 @@ from jaxtpu.data.tokens import TokenStream
 from jaxtpu.hardware import generation_of
 from jaxtpu.kernels.attention import choose_attention
 from jaxtpu.kernels.placement import sequence_parts
+from jaxtpu.mesh import has_host_memory
 from jaxtpu.observe.console import count, size
 from jaxtpu.observe.memory import tree_bytes_per_device
 from jaxtpu.train.programs import Programs
@@ -50,6 +51,7 @@ def startup_rows(
             f"{config.optimizer.learning_rate:g}; state "
             f"{size(tree_bytes_per_device(programs.abstract_state.opt_state))} a device",
         ),
+        *_placement(config, programs),
         (
             "precision",
             f"{config.precision.params} parameters, {config.precision.compute} compute; "
@@ -72,6 +74,21 @@ def startup_rows(
         ("FLOPs", _flops(programs, units)),
         *[("not divided", str(note)) for note in programs.undivided],
     ]
+
+
+def _placement(config: Config, programs: Programs) -> Rows:
+    """Where the optimizer's state is, if the host was asked for."""
+    if config.optimizer.placement == "device":
+        return []
+    leaves = jax.tree.leaves(programs.abstract_state.opt_state)
+    there = [leaf for leaf in leaves if leaf.sharding.memory_kind == "pinned_host"]
+    if there:
+        amount = size(tree_bytes_per_device(there))
+        return [("optimizer state", f"{amount} a device on the host, streamed a layer at a time")]
+    if has_host_memory(programs.mesh):
+        return [("optimizer state", f"{config.optimizer.name} has none that is worth moving")]
+    told = "stays on the devices: optimizer.placement=host needs TPUs; updated a layer at a time"
+    return [("optimizer state", told)]
 
 
 def _devices(mesh: jax.sharding.Mesh) -> str:

@@ -7,7 +7,7 @@ import math
 from collections.abc import Iterator
 from typing import Any
 
-from jaxtpu.config import Config, leaves
+from jaxtpu.config import Config, OptimizerConfig, leaves
 from jaxtpu.config.validate import MESH_AXES, mesh_sizes
 from jaxtpu.errors import ConfigError, nearest_multiples
 from jaxtpu.hardware import Slice
@@ -19,8 +19,12 @@ _MOST_MICROBATCHES = 16
 # part where the user sets it.
 _OPEN_AXES = ("data", "fsdp", "context", "tensor")
 _MESH_FIELDS = tuple(f"mesh.{axis}" for axis in MESH_AXES)
-KNOBS = ("model.remat", "model.attention", "train.microbatches")
-_SHORT = {"train.microbatches": "{} microbatches", "model.attention": "{} attention"}
+KNOBS = ("model.remat", "model.attention", "train.microbatches", "optimizer.placement")
+_SHORT = {
+    "train.microbatches": "{} microbatches",
+    "model.attention": "{} attention",
+    "optimizer.placement": "optimizer on the {}",
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,7 +63,8 @@ class Candidate:
         return " x ".join(axes) or "one device"
 
     def __str__(self) -> str:
-        words = [_SHORT.get(name, "{}").format(value) for name, value in self.knobs]
+        usual = ("optimizer.placement", "device")
+        words = [_SHORT.get(k[0], "{}").format(k[1]) for k in self.knobs if k != usual]
         return ", ".join([self.mesh_words(), *words])
 
 
@@ -160,6 +165,7 @@ def _choices(
         "model.remat": lambda: list(_REMAT),
         "model.attention": lambda: _attention(config, slice_, sizes["context"]),
         "train.microbatches": lambda: [n for n in _divisors(rows) if n <= _MOST_MICROBATCHES],
+        "optimizer.placement": lambda: _placements(config.optimizer),
     }
     values = dict(leaves(config))
     chosen = [[values[name]] if name in fixed else open_choices[name]() for name in KNOBS]
@@ -174,6 +180,13 @@ def _attention(config: Config, slice_: Slice, context: int) -> list[str]:
     best, _ = choose_attention("auto", kind, length, context)
     plain, _ = choose_attention("auto", kind, length, sequence_parts=2)
     return list(dict.fromkeys([best, plain]))
+
+
+def _placements(optimizer: OptimizerConfig) -> list[str]:
+    """The host too, where there is state worth moving, and an update every step."""
+    lean = optimizer.name == "adafactor" or (optimizer.name == "sgd" and not optimizer.beta1)
+    movable = optimizer.accumulate_steps == 1 and (not lean or optimizer.rounding == "master")
+    return ["device", "host"] if movable else ["device"]
 
 
 def _divisors(number: int) -> list[int]:

@@ -26,6 +26,7 @@ from jaxtpu.plan.roofline import (
     communication_seconds,
     compute_seconds,
     exposed_share,
+    host_seconds,
 )
 from jaxtpu.plan.trace import LocalCosts, local_costs
 from jaxtpu.precision import Precision, make_precision
@@ -39,15 +40,19 @@ class Estimate:
     Attributes:
       bytes_by_kind: HBM bytes: parameters, optimizer, gradients, saved activations, working set,
         gathered weights.
+      host_bytes: of optimizer state in the host's memory.
       compute_seconds: matrix products of a step, recomputation included.
       communication_seconds: collectives of a step, none of them hidden.
-      seconds: of a step: compute, and the share of communication that is not hidden.
+      host_seconds: of moving that state to the device and back.
+      seconds: of a step: compute, moves, and the share of communication that is not hidden.
       flops: of the matrix products of a step.
     """
 
     bytes_by_kind: dict[str, int]
+    host_bytes: int
     compute_seconds: float
     communication_seconds: float
+    host_seconds: float
     seconds: float
     flops: float
 
@@ -99,7 +104,7 @@ def estimate(config: Config, candidate: Candidate, slice_: Slice, units: RunUnit
     compute = compute_seconds(
         costs.operations,
         config.train.microbatches,
-        state_bytes=state.param_bytes + state.optimizer_bytes,
+        state_bytes=state.param_bytes + state.optimizer_bytes + state.host_bytes,
         gradient_bytes=state.local_weights * make_precision(config.precision).accumulate.itemsize,
         saved_bytes=bytes_by_kind["saved activations"],
         generation=slice_.generation,
@@ -108,8 +113,9 @@ def estimate(config: Config, candidate: Candidate, slice_: Slice, units: RunUnit
     moved = bytes_moved(config, candidate, state.weights, precision.compute.itemsize)
     flops = costs.flops * config.train.microbatches
     waiting = communication_seconds(moved, candidate, slice_)
-    seconds = compute + waiting * exposed_share(slice_.generation)
-    return Estimate(bytes_by_kind, compute, waiting, seconds, flops)
+    moving = host_seconds(state.host_bytes, slice_.generation)
+    seconds = compute + moving + waiting * exposed_share(slice_.generation)
+    return Estimate(bytes_by_kind, state.host_bytes, compute, waiting, moving, seconds, flops)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -117,28 +123,34 @@ class _State:
     """Sizes of the train state.
 
     Attributes:
-      param_bytes, optimizer_bytes: of one device.
+      param_bytes, optimizer_bytes: of one device, in its HBM.
+      host_bytes: optimizer state of one device in the memory of its host.
       weights: parameters of the whole model.
       local_weights: of one device.
     """
 
     param_bytes: int
     optimizer_bytes: int
+    host_bytes: int
     weights: int
     local_weights: int
 
 
 def _state(config: Config, rules: Rules, units: RunUnits) -> _State:
-    model, opt_state = _shapes(_key(config), _Holder(config, units))
+    model, opt_state, there = _shapes(_key(config), _Holder(config, units))
     shardings, _ = parameter_shardings(rules, model.axes, model.abstract_params)
     params = _sharded(model.abstract_params, shardings)
     moments = _sharded(
         opt_state, like_parameters(opt_state, model.abstract_params, shardings, rules.mesh)
     )
     leaves = jax.tree.leaves(params)
+    moments, there = jax.tree.leaves(moments), jax.tree.leaves(there)
+    on_host = [leaf for leaf, is_there in zip(moments, there, strict=True) if is_there]
+    host_bytes = tree_bytes_per_device(on_host)
     return _State(
         tree_bytes_per_device(params),
-        tree_bytes_per_device(moments),
+        tree_bytes_per_device(moments) - host_bytes,
+        host_bytes,
         sum(leaf.size for leaf in leaves),
         sum(math.prod(leaf.sharding.shard_shape(leaf.shape)) for leaf in leaves),
     )
@@ -155,7 +167,8 @@ def _memory(
     saved_weights = costs.saved_weight_bytes // candidate.sizes["fsdp"]
     return {
         "parameters": state.param_bytes,
-        "optimizer": state.optimizer_bytes,
+        # Two layers of what is on the host: one that is updated, one that comes or goes.
+        "optimizer": state.optimizer_bytes + 2 * state.host_bytes // config.model.layers,
         "gradients": trees * gradients,
         "saved activations": costs.saved_bytes + saved_weights,
         "weight copies": _weight_copies(config, candidate, state, precision),
@@ -199,8 +212,11 @@ def _key(config: Config) -> str:
 def _shapes(_key: str, held: _Holder):
     precision = make_precision(held.config.precision)
     model = make_model(held.config.model, precision, held.config.data.sequence_length)
-    optimizer = make_optimizer(held.config.optimizer, held.units, model.abstract_params)
-    return model, jax.eval_shape(optimizer.init, model.abstract_params)
+    optimizer = make_optimizer(
+        held.config.optimizer, held.units, model.abstract_params, axes=model.axes
+    )
+    opt_state = jax.eval_shape(optimizer.init, model.abstract_params)
+    return model, opt_state, optimizer.on_host(opt_state)
 
 
 def _sharded(tree: Any, shardings: Any) -> Any:

@@ -19,7 +19,7 @@ from jaxtpu.plan.search import Row, compile_rows, varied
 _GIB = 2**30
 _MOST_CHANGES, _COMPILES = 5, 7
 _SAFE = 0.85  # of a budget: an estimate within it has never failed to compile
-# What helps besides mesh, rematerialisation, attention and microbatches, which are tried anyway.
+# What helps besides the fields of a candidate, which are tried anyway.
 _OTHER_CHANGES = (
     {"optimizer.name": "adafactor"},
     {"precision.params": "bfloat16"},

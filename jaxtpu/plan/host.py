@@ -119,7 +119,7 @@ def host_memory(
     batch: Any,
     slice_: Slice,
     *,
-    offloaded_bytes: int = 0,
+    offloaded_bytes: int | None = None,
     examples: int | None = None,
     host_memory_gib: float | None = None,
 ) -> HostMemory:
@@ -128,13 +128,16 @@ def host_memory(
     Args:
       state, batch: as `abstract_arguments` gives them.
       slice_: its hosts run a process each.
-      offloaded_bytes: `CompileResult.host_bytes` of the train program: of one device.
+      offloaded_bytes: `CompileResult.host_bytes` of the train program: of one device. Without the
+        compiler, None: what of the state is there.
       examples: in the training data; None where that is not known, and then not counted.
       host_memory_gib: RAM of a host; None where that is not known.
     """
     local = slice_.devices // slice_.hosts
     leaves = [_Leaf.of(leaf) for leaf in jax.tree.leaves(state)]
     batches = sum(_Leaf.of(leaf).read(local) for leaf in jax.tree.leaves(batch))
+    if offloaded_bytes is None:
+        offloaded_bytes = sum(leaf.shard_bytes for leaf in leaves if leaf.on_host)
     read = min(sum(leaf.read(local) for leaf in leaves), _RESTORE_LIMIT)
     return HostMemory(
         process=PROCESS_BYTES,

@@ -185,6 +185,8 @@ class Player:
             if found:
                 return self._collective(found.opcode, found, inner)
         moved = start.shape.elements[1]  # (the operands, the result, semaphores)
+        if base == "dynamic-update-slice":  # its result is the whole array
+            moved = start.shape.elements[0].elements[1]
         spaces = {leaf.memory_space for leaf in start.shape.leaves}
         if HOST in spaces:
             rate = HOST_BYTES_PER_SECOND / self._slice.generation.devices_per_chip

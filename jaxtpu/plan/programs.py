@@ -52,7 +52,7 @@ def all_programs(
     """
     chosen = row.candidate.apply(config)
     state, batch = abstract_arguments(chosen, row.candidate.sizes, units)
-    reports, failures, offloaded = {}, [], 0
+    reports, failures, offloaded = {}, [], None
     if row.result:
         reports["train"], offloaded = explain_memory(row.result), row.result.host_bytes
         on_progress("compiling init and evaluate", 0, 2)

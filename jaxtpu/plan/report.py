@@ -3,6 +3,7 @@
 import collections
 import dataclasses
 import json
+import math
 import pathlib
 
 from rich.console import Console
@@ -150,7 +151,7 @@ def over_budget(plan: SlicePlan) -> list[str]:
 
 def _print_rows(console: Console, plan: SlicePlan, work: Workload) -> None:
     grid = Table(box=None, pad_edge=False)
-    for name in ("mesh", "remat", "attention", "micro", f"GiB/{_device(plan)}", "step s", "MFU",
+    for name in ("mesh", "remat", "attention", "micro", "optimizer", f"GiB/{_device(plan)}", "step s", "MFU",
                  "HFU", "tokens/s", "exposed s", "$/1B tokens", "days"):  # fmt: skip
         grid.add_column(name, no_wrap=True)
     for row in plan.rows:
@@ -186,6 +187,7 @@ def _cells(values: dict, row: Row) -> list[str]:
         row.candidate.mesh_words(),
         *knobs,
         str(row.candidate["train.microbatches"]),
+        row.candidate["optimizer.placement"],
         hbm,
         *blank,
     ]
@@ -194,7 +196,9 @@ def _cells(values: dict, row: Row) -> list[str]:
 def show_slices(console: Console, plans: list[SlicePlan], works: list[Workload]) -> None:
     """Prints the best of each slice, the cheapest first; those of equal price by time."""
     best = [(p, figures(p, p.best, w)) for p, w in zip(plans, works, strict=True) if p.best]
-    best.sort(key=lambda item: (item[1]["dollars"] or 0.0, item[1]["days"]))
+    unknown = math.inf  # a slice whose price is not known comes last
+    cost = lambda values: unknown if values["dollars"] is None else values["dollars"]  # noqa: E731
+    best.sort(key=lambda item: (cost(item[1]), item[1]["days"]))
     console.print("\nThe slices, the cheapest first", style="bold")
     grid = Table(box=None, pad_edge=False)
     for name in ("slice", "chips", "MFU", "tokens/s", "days", "dollars", "$/chip-hour", "use"):

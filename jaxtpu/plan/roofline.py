@@ -8,6 +8,7 @@ from jaxtpu.plan.candidates import Candidate, crossing
 from jaxtpu.plan.collectives import DCN_BYTES_PER_SECOND, LINK_EFFICIENCY
 from jaxtpu.plan.jaxpr import Cost
 from jaxtpu.plan.kernel_costs import efficiency
+from jaxtpu.plan.playback import HOST_BYTES_PER_SECOND
 
 # Shares of the peak rates that a large program reaches, the same for every generation; they set the
 # scale of an estimate and hardly the order of candidates.
@@ -48,6 +49,15 @@ def _flop_seconds(operation: Cost, generation: Generation) -> float:
     if operation.kernel:
         reached = efficiency(operation.kernel, generation)
     return 1 / generation.peak_flops_bf16 / reached
+
+
+def host_seconds(state_bytes: int, generation: Generation) -> float:
+    """Seconds to bring a device's state from the host and take it back.
+
+    The devices of a chip share its link, and the two ways take turns in an update: a part's new
+    state goes back before the next part comes.
+    """
+    return 2 * state_bytes * generation.devices_per_chip / HOST_BYTES_PER_SECOND
 
 
 def exposed_share(generation: Generation) -> float:

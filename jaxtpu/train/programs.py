@@ -10,6 +10,7 @@ from jax.sharding import PartitionSpec as P
 from jaxtpu.config import Config, RunUnits
 from jaxtpu.data.batch import batch_spec
 from jaxtpu.hardware import generation_of
+from jaxtpu.mesh import has_host_memory
 from jaxtpu.models import Model, make_model
 from jaxtpu.optimizer import make_optimizer
 from jaxtpu.precision import make_precision
@@ -19,7 +20,9 @@ from jaxtpu.sharding import (
     check_divided,
     like_parameters,
     make_rules,
+    on_host,
     parameter_shardings,
+    row_parts,
 )
 from jaxtpu.train.step import (
     TrainState,
@@ -78,12 +81,20 @@ def build_programs(config: Config, mesh: Mesh, units: RunUnits) -> Programs:
     precision = make_precision(config.precision)
     rules = make_rules(config.sharding, mesh)
     model = make_model(config.model, precision, config.data.sequence_length)
-    optimizer = make_optimizer(config.optimizer, units, model.abstract_params)
     shardings, undivided = parameter_shardings(rules, model.axes, model.abstract_params)
     check_divided(
         rules, model.axes, model.abstract_params, shardings, config.sharding.max_replicated
     )
 
+    moved = has_host_memory(mesh)
+    optimizer = make_optimizer(
+        config.optimizer,
+        units,
+        model.abstract_params,
+        axes=model.axes,
+        divided=row_parts(shardings),
+        moved=moved,
+    )
     init = make_init(model, optimizer, config.seed)
     batch_sums = make_batch_sums(model, rules, config.loss, config.metrics)
     step = make_train_step(
@@ -91,11 +102,10 @@ def build_programs(config: Config, mesh: Mesh, units: RunUnits) -> Programs:
     )
     shapes = jax.eval_shape(init)
     replicated = NamedSharding(mesh, P())
-    state_shardings = TrainState(
-        replicated,
-        shardings,
-        like_parameters(shapes.opt_state, model.abstract_params, shardings, mesh),
-    )
+    kept = like_parameters(shapes.opt_state, model.abstract_params, shardings, mesh)
+    if moved:
+        kept = on_host(kept, optimizer.on_host(shapes.opt_state))
+    state_shardings = TrainState(replicated, shardings, kept)
     abstract_state = _with_shardings(shapes, state_shardings)
     batch = batch_spec(config.data.batch_size, config.data.sequence_length)
     batch_shardings = {

@@ -92,23 +92,23 @@ def make_train_step(
             return sums["loss"] / tokens, sums
 
         gradient, sums = jax.grad(mean_loss, has_aux=True)(params)
-        gradient = jax.tree.map(lambda g: g.astype(accumulate), gradient)
+        if microbatches > 1:  # one gradient is not summed: the update widens it part by part
+            gradient = jax.tree.map(lambda g: g.astype(accumulate), gradient)
         return jax.lax.with_sharding_constraint(gradient, param_shardings), sums
 
     def train_step(state: TrainState, batch: dict[str, jax.Array]):
         tokens = jnp.maximum(jnp.sum(batch["weights"]), 1.0)
         summed = in_microbatches(gradient_and_sums, microbatches)
         gradient, sums = summed(state.params, batch, tokens)
-        updates, opt_state = optimizer.update(gradient, tokens, state.opt_state, state.params)
-        # Moments keep the dtype that they were made with: a float32 gradient would widen them.
-        opt_state = jax.tree.map(lambda new, old: new.astype(old.dtype), opt_state, state.opt_state)
+        params, opt_state = optimizer.update(
+            gradient, tokens, state.opt_state, state.params, state.step
+        )
         metrics = {name: total / tokens for name, total in sums.items() if name != "tokens"}
         metrics |= {
             "tokens": sums["tokens"],
             "grad_norm": optax.tree.norm(gradient),
             "learning_rate": jnp.asarray(optimizer.learning_rate(state.step), jnp.float32),
         }
-        params = optax.apply_updates(state.params, updates)
         return TrainState(state.step + 1, params, opt_state), metrics
 
     return train_step

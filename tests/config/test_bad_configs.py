@@ -92,6 +92,11 @@ TABLE = [
     Bad("no length", "train.steps=None", None, "train.epochs=1", "train.steps=None train.epochs=1"),
     Bad("warm-up longer than the run", "optimizer.warmup=30", 30, "at most 19", "19"),
     Bad("no update", "optimizer.accumulate_steps=21", 21, "at most 20", "20"),
+    Bad("accumulation on the host", "optimizer.placement=host optimizer.accumulate_steps=2", "host",
+        "train.microbatches", "optimizer.placement=device optimizer.accumulate_steps=2",
+        field="optimizer.placement"),
+    Bad("nothing to round", "optimizer.rounding=stochastic", "stochastic", "Use nearest",
+        "nearest"),
     Bad("profile after the run", "train.profile_at=20", 20, "at most 19", "19"),
     # The model.
     Bad("heads do not divide embed", "model.embed=36", 36, "Use 32 or 40", "40"),

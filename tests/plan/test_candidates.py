@@ -15,6 +15,7 @@ from jaxtpu.plan.candidates import (
     no_candidate,
 )
 from jaxtpu.plan.command import without_mesh
+from jaxtpu.plan.estimate import estimate
 from tests.tiny import VOCABULARY, tiny_config
 
 
@@ -86,6 +87,40 @@ def test_applied_candidates_are_their_flags():
         leaves(load("configs/lm_1b.py", [tuple(pair) for pair in overrides]))
     )
     assert [name for name, _ in overrides] == [*(f"mesh.{axis}" for axis in MESH_AXES), *KNOBS]
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "choices"),
+    [
+        ({}, {"device", "host"}),
+        ({"accumulate_steps": 2}, {"device"}),
+        ({"name": "adafactor"}, {"device"}),
+        ({"name": "adafactor", "rounding": "master"}, {"device", "host"}),
+    ],
+)
+def test_state_goes_to_the_host_where_that_is_of_use(optimizer, choices):
+    precision = {"params": "bfloat16"}
+    every = found(tiny_config(optimizer=optimizer, precision=precision), "v3-8")
+    assert {candidate["optimizer.placement"] for candidate in every} == choices
+
+
+def test_state_on_the_host_is_slower_and_not_in_hbm():
+    config, slice_ = load("configs/lm_1b.py"), parse_slice("v3-8")
+    ready, units = without_mesh(config, slice_, VOCABULARY)
+    knobs = (("model.remat", "full"), ("model.attention", "flash"), ("train.microbatches", 1))
+    here, there = (
+        estimate(
+            ready,
+            Candidate((1, 8, 1, 1, 1), (*knobs, ("optimizer.placement", placement))),
+            slice_,
+            units,
+        )
+        for placement in ("device", "host")
+    )
+    assert here.host_bytes == here.host_seconds == 0
+    assert there.host_bytes == pytest.approx(1.27 * 2**30, rel=0.01)
+    assert here.hbm_bytes - there.hbm_bytes == pytest.approx(there.host_bytes * 22 / 24, rel=0.01)
+    assert there.seconds - here.seconds == pytest.approx(2 * there.host_bytes / 7.5e9, rel=0.01)
 
 
 @pytest.mark.parametrize(

@@ -94,4 +94,5 @@ def test_the_candidate_of_a_config_runs_as_the_config_says():
         "model.remat": "none",
         "model.attention": "xla",
         "train.microbatches": 1,
+        "optimizer.placement": "device",
     }

@@ -53,6 +53,17 @@ def test_arguments_without_devices():
     assert small.available is None and small.fits is None
 
 
+def test_offloaded_state_is_counted_without_the_compiler_too():
+    config = tiny_config(optimizer={"placement": "host"})
+    sizes = finalize(config, 8, VOCABULARY)
+    state, batch = abstract_arguments(config, sizes, run_units(config, 1000))
+    moments = [leaf for leaf in jax.tree.leaves(state.opt_state) if leaf.ndim > 1]
+    there = [leaf for leaf in moments if leaf.sharding.memory_kind == "pinned_host"]
+    assert len(there) == 2 * 9  # two of seven matrices of the layers, of the table and the head
+    made = host_memory(state, batch, parse_slice("v3-8"))
+    assert made.offloaded == 8 * tree_bytes_per_device(there)
+
+
 def test_state_on_the_host_takes_no_hbm():
     mesh = programs_on({"fsdp": 8}).mesh
     leaf = lambda spec, **kind: jax.ShapeDtypeStruct(  # noqa: E731

@@ -181,6 +181,14 @@ def test_an_all_reduce_fused_with_a_slice_is_a_reduce_scatter():
     assert made.step_seconds == pytest.approx(LATENCY + 7 / 8 * MIB / LINKS)
 
 
+def test_what_is_written_into_an_array_on_the_host_is_what_moves():
+    there = "f32[64,512,512]{2,1,0:T(8,128)S(5)}"
+    made = predicted(f"""%h = {there} parameter(1)
+        %s = (({there}, {ARRAY}, s32[]), {there}, u32[]) dynamic-update-slice-start(%h, %p)
+        ROOT %d = {there} dynamic-update-slice-done(%s)""")
+    assert made.step_seconds == pytest.approx(MIB / (HOST_BYTES_PER_SECOND / 2))
+
+
 def test_copies_between_memories_run_beside_compute():
     work = 1000 / 940e6
     for space, rate in ((1, 450e9), (5, HOST_BYTES_PER_SECOND / 2)):

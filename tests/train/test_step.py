@@ -91,7 +91,7 @@ def test_microbatches_of_uneven_padding_give_the_gradient_of_the_whole_batch(
 
 
 def test_steps_apart_give_the_update_of_one_large_batch():
-    """optax.MultiSteps over two batches of different padding, against one batch of both."""
+    """An update after two batches of different padding, against one batch of both."""
     sizes = {"data": 2, "fsdp": 2, "tensor": 2}
     batch = fixed_batch()
     halves = [
@@ -110,10 +110,11 @@ def test_steps_apart_give_the_update_of_one_large_batch():
     assert largest_difference(apart.params, start) > 1e-3
 
 
-@pytest.mark.parametrize("name", ["adamw", "adafactor", "lion", "sgd"])
-def test_a_step_keeps_every_shape_dtype_and_sharding_of_the_state(name):
+@pytest.mark.parametrize("rounding", ["nearest", "master"])
+@pytest.mark.parametrize("name", ["adamw", "adafactor", "lion", "muon", "sgd"])
+def test_a_step_keeps_every_shape_dtype_and_sharding_of_the_state(name, rounding):
     """Otherwise the state could not be donated, nor be given to the compiled step again."""
-    sections = {"optimizer": {"name": name, "accumulate_steps": 2}}
+    sections = {"optimizer": {"name": name, "rounding": rounding, "accumulate_steps": 2}}
     precision = {"params": "bfloat16", "compute": "bfloat16"}
     programs = programs_on({"data": 2, "fsdp": 2, "tensor": 2}, precision=precision, **sections)
     compiled = programs.train_step.lower(programs.abstract_state, programs.abstract_batch).compile()
@@ -125,6 +126,18 @@ def test_a_step_keeps_every_shape_dtype_and_sharding_of_the_state(name):
         jax.tree.leaves(state), jax.tree.leaves(programs.abstract_state), strict=True
     ):
         assert (leaf.shape, leaf.dtype) == (wanted.shape, wanted.dtype)
+
+
+def test_fifty_steps_with_streamed_updates_have_the_same_losses():
+    sizes = {"data": 2, "fsdp": 2, "tensor": 2}
+    batches = [fixed_batch(seed) for seed in range(50)]
+    losses = {}
+    for placement in ("device", "host"):
+        programs = programs_on(sizes, optimizer={"placement": placement}, train={"steps": 50})
+        _, history = run_steps(programs, batches)
+        losses[placement] = [metrics["loss"] for metrics in history]
+    assert losses["host"] == pytest.approx(losses["device"], abs=1e-5)
+    assert losses["host"][-1] < losses["host"][0] - 1
 
 
 def test_a_batch_of_padding_changes_no_number_to_nan():
