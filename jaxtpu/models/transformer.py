@@ -10,11 +10,11 @@ from flax import nnx
 
 from jaxtpu.config import ModelConfig
 from jaxtpu.kernels.attention import attention
-from jaxtpu.models.module import Module
+from jaxtpu.kernels.cross_entropy import logits_of
+from jaxtpu.models.module import Module, scoped
 from jaxtpu.precision import Precision
 from jaxtpu.sharding import constrain
 
-_MASKED = -1e30
 _REMAT = {
     "full": jax.checkpoint_policies.nothing_saveable,
     "dots": jax.checkpoint_policies.dots_with_no_batch_dims_saveable,
@@ -153,9 +153,6 @@ class Embedding(Module):
     def __call__(self, ids_BT: jax.Array) -> jax.Array:
         return self.table[...].astype(self.compute)[ids_BT]
 
-    def logits(self, x_BTE: jax.Array) -> jax.Array:
-        return x_BTE @ self.table[...].astype(self.compute).T
-
 
 class Transformer(Module):
     """Token ids to next-token logits."""
@@ -174,12 +171,17 @@ class Transformer(Module):
         Args:
           batch: `inputs`, `segment_ids` and `positions`, each int32 [B, T].
         """
+        logits_BTV = logits_of(*self.features_and_head(batch), self.vocab_size)
+        return constrain(logits_BTV, "batch", "sequence", "vocab")
+
+    @scoped
+    def features_and_head(self, batch: dict[str, jax.Array]) -> tuple[jax.Array, jax.Array]:
+        """What the logits are a product of: [B, T, E], and weights [E, V]."""
         x_BTE = constrain(self.embedding(batch["inputs"]), "batch", "sequence", "embed")
         x_BTE = self.decoder(x_BTE, batch["segment_ids"], batch["positions"])
-        logits_BTV = self.embedding.logits(x_BTE) if self.tied else self.head(x_BTE)
-        logits_BTV = constrain(logits_BTV, "batch", "sequence", "vocab").astype(jnp.float32)
-        is_id_V = jnp.arange(logits_BTV.shape[-1]) < self.vocab_size
-        return jnp.where(is_id_V, logits_BTV, _MASKED)
+        if self.tied:
+            return x_BTE, self.embedding.table[...].astype(self.embedding.compute).T
+        return x_BTE, self.head.kernel[...].astype(self.head.compute)
 
 
 def flops_per_token(config: ModelConfig, sequence_length: int) -> float:
