@@ -252,25 +252,6 @@ class Config(Section):
             "sparse_categorical_crossentropy": "cross_entropy",
         },
     )
-    label_smoothing: float = option(
-        0.0,
-        "probability that the training loss spreads evenly over the vocabulary; evaluation takes "
-        "none",
-        at_least=0.0,
-        below=1.0,
-    )
-    z_loss: float = option(
-        0.0,
-        "factor of the squared log-sum-exp of the logits in the training loss, often 1e-4: it keeps "
-        "logits from drifting; evaluation takes none",
-        at_least=0.0,
-    )
-    loss_chunk: int = option(
-        0,
-        "tokens of a device whose logits are held at a time; 0 takes as many as have 64 MiB of "
-        "logits",
-        at_least=0,
-    )
     metrics: tuple[str, ...] = option(
         (), "metrics besides the loss, in training and evaluation", choices=("accuracy",)
     )

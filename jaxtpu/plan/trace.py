@@ -22,16 +22,6 @@ from jaxtpu.plan.jaxpr import Cost, body, costs, scans, tiled_bytes, working_byt
 from jaxtpu.sharding import Rules
 from jaxtpu.train.programs import build_programs
 
-_TRACED = (
-    "model",
-    "data",
-    "precision",
-    "loss",
-    "label_smoothing",
-    "z_loss",
-    "loss_chunk",
-    "metrics",
-)
 _ONE_DEVICE = {"data": 1, "fsdp": 1, "expert": 1, "context": 1, "tensor": 1}
 
 
@@ -44,8 +34,7 @@ class LocalCosts:
       saved_bytes: activations stacked by the forward scan for the backward one.
       saved_weight_bytes: copies of weights among them, as large as if fsdp were 1.
       layer_bytes: the most that is alive within one layer.
-      loss_bytes: the most that is alive outside of the layers: a chunk of logits, and the gradient
-        of the head's weights.
+      loss_bytes: the most that is alive outside of the layers, logits above all.
     """
 
     operations: tuple[Cost, ...]
@@ -96,7 +85,7 @@ def local_config(config: Config, rules: Rules) -> Config:
 def local_costs(config: Config, rules: Rules, units: RunUnits) -> LocalCosts:
     """Costs of one microbatch of `config` on one device of the mesh."""
     local = local_config(config, rules)
-    key = json.dumps([local.to_dict()[name] for name in _TRACED])
+    key = json.dumps([local.to_dict()[name] for name in ("model", "data", "precision", "loss")])
     whole = _trace(key, _Uncompared((local, units)))
     parts = math.prod(rules.mesh.shape[axis] for axis in rules.mesh_axes("sequence"))
     return whole.divided(parts) if parts > 1 else whole
@@ -123,9 +112,7 @@ def _trace(_key: str, arguments: _Uncompared) -> LocalCosts:
     stacked = {leaf.shape for leaf in jax.tree.leaves(programs.abstract_state.params)}
     weights = stacked | {shape[1:] for shape in stacked}
     saved = saved_weights = 0
-    over_layers = [scan for scan in scans(jaxpr) if _steps_through(scan, stacked)]
-    over_tokens = [scan for scan in scans(jaxpr) if not _steps_through(scan, stacked)]
-    for scan in over_layers:
+    for scan in scans(jaxpr):
         for kept in () if scan.params["reverse"] else scan.outvars[scan.params["num_carry"] :]:
             if kept.aval.shape in stacked:
                 saved_weights += tiled_bytes(kept.aval)
@@ -138,20 +125,6 @@ def _trace(_key: str, arguments: _Uncompared) -> LocalCosts:
         operations=tuple(Cost(count, *rest) for rest, count in counted.items()),
         saved_bytes=saved,
         saved_weight_bytes=saved_weights,
-        layer_bytes=max(working_bytes(body(scan), weights) for scan in over_layers),
-        loss_bytes=working_bytes(jaxpr, weights)
-        + max(
-            (_carried(scan) + working_bytes(body(scan), weights) for scan in over_tokens), default=0
-        ),
+        layer_bytes=max(working_bytes(body(scan), weights) for scan in scans(jaxpr)),
+        loss_bytes=working_bytes(jaxpr, weights),
     )
-
-
-def _steps_through(scan, shapes: set[tuple[int, ...]]) -> bool:
-    """Whether a scan takes slices of arrays of these shapes: of stacked layers, not of tokens."""
-    sliced = scan.invars[scan.params["num_consts"] + scan.params["num_carry"] :]
-    return any(value.aval.shape in shapes for value in sliced)
-
-
-def _carried(scan) -> int:
-    """Bytes that a scan carries: over the tokens, the float32 gradient of the head."""
-    return sum(tiled_bytes(value.aval) for value in scan.outvars[: scan.params["num_carry"]])
