@@ -99,7 +99,7 @@ def _train(arguments: list[str]) -> int:
     environment.prepare(config.mesh.emulate)
     from jaxtpu import trainer  # imports JAX, which reads what was just prepared
 
-    return trainer.train(config, _command(arguments))
+    return trainer.train(config, _command(arguments), {name for name, _ in overrides})
 
 
 def _check_folder(workdir: str) -> None:
@@ -175,7 +175,7 @@ def _plan(arguments: list[str]) -> int:
         config,
         options["slice"],
         given={name for name, _ in overrides},
-        opened=set(filter(None, (options["open"] or "").split(","))),
+        opened={name.strip() for name in (options["open"] or "").split(",") if name.strip()},
         hbm_gib=options["hbm_gib"],
         tokens=options["tokens"],
         compiles=4 if options["compiles"] is None else options["compiles"],

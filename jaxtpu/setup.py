@@ -7,6 +7,7 @@ import fcntl
 import json
 import os
 import pathlib
+from collections.abc import Set
 
 import jax
 
@@ -48,7 +49,7 @@ class Setup:
     programs: Programs
 
 
-def set_up(config: Config) -> Setup:
+def set_up(config: Config, given: Set[str] = frozenset()) -> Setup:
     """Checks the configuration, opens the data, derives the programs; compiles nothing.
 
     Raises:
@@ -57,7 +58,7 @@ def set_up(config: Config) -> Setup:
     tokenizer = make_tokenizer(config.data.tokenizer)
     devices = _device_count()
     if config.mesh.auto:
-        config = take_plan(config, jax.devices(), tokenizer.vocab_size, make_console())
+        config = take_plan(config, given, jax.devices(), tokenizer.vocab_size, make_console())
     sizes = finalize(config, devices, tokenizer.vocab_size)
     stream = _open(config, tokenizer, "train_split")
     validation = (

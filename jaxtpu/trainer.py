@@ -5,6 +5,7 @@ import json
 import math
 import shlex
 import time
+from collections.abc import Set
 from typing import Any
 
 import jax
@@ -32,19 +33,20 @@ _SAMPLE_PROMPT = "def "
 _SAMPLE_TOKENS = 200
 
 
-def train(config: Config, command: str) -> int:
+def train(config: Config, command: str, given: Set[str] = frozenset()) -> int:
     """Trains, or resumes, the run in `config.workdir`.
 
     Args:
       config: as loaded.
       command: the command line that started this, for the advice on how to resume.
+      given: dotted names of the fields that it sets, which `mesh=auto` leaves alone.
 
     Returns:
       Exit code: 0, or 128 + the signal that stopped the run after its state was saved.
     """
     if config.compile_cache:
         use_compile_cache(config.compile_cache)
-    setup = set_up(config)
+    setup = set_up(config, given)
     out = screen.make_console()
     check_workdir(config)
     with locked(config.workdir):

@@ -3,15 +3,16 @@
 import dataclasses
 import json
 import pathlib
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 
 import jax
 from rich.console import Console
 
 from jaxtpu.config import Config
+from jaxtpu.config.validate import MESH_AXES
 from jaxtpu.errors import UserError
 from jaxtpu.hardware import Slice, generation_of, parse_slice
-from jaxtpu.plan.candidates import Candidate, fixed_fields
+from jaxtpu.plan.candidates import KNOBS, Candidate, fixed_fields
 from jaxtpu.plan.command import budget, without_mesh
 from jaxtpu.plan.compile_cache import (
     DIRECTORY,
@@ -28,7 +29,11 @@ _REHEARSED = "v3"  # the slices that emulated devices stand for
 
 
 def take_plan(
-    config: Config, devices: Sequence[jax.Device], vocab_size: int, out: Console
+    config: Config,
+    given: Set[str],
+    devices: Sequence[jax.Device],
+    vocab_size: int,
+    out: Console,
 ) -> Config:
     """`config` with mesh, remat, attention and microbatches from the plan for `devices`.
 
@@ -37,15 +42,16 @@ def take_plan(
 
     Args:
       config: as loaded, with `mesh.auto`.
+      given: dotted names that the command line sets: these stay, whatever their value.
 
     Raises:
       ConfigError: the devices are no slice, or nothing fits together.
       UserError: nothing fits into the budget.
     """
     slice_ = slice_of(devices)
-    fixed, gib = fixed_fields(config, set(), set()), budget(slice_)
+    fixed, gib = fixed_fields(config, set(given), set()), budget(slice_)
     versions = libtpu_versions() if has_compiler() else {}
-    key = sources_key(program_fields(config.to_dict()), slice_.name, versions, gib)
+    key = sources_key(program_fields(config.to_dict()), slice_.name, versions, gib, sorted(fixed))
     path = pathlib.Path(DIRECTORY).expanduser() / f"auto-{key}.json"
     candidate = _read(path)
     if candidate is None:
@@ -76,7 +82,9 @@ def _read(path: pathlib.Path) -> Candidate | None:
     """The plan kept at `path`; None where there is none, or the file is damaged."""
     try:
         values = json.loads(path.read_text())
-        return Candidate(tuple(values["mesh"]), tuple(map(tuple, values["knobs"])))
+        kept = Candidate(tuple(values["mesh"]), tuple(map(tuple, values["knobs"])))
+        whole = len(kept.mesh) == len(MESH_AXES) and set(dict(kept.knobs)) == set(KNOBS)
+        return kept if whole else None
     except (OSError, ValueError, KeyError, TypeError):
         return None
 

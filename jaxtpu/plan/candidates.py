@@ -203,6 +203,12 @@ def no_candidate(config: Config, slice_: Slice, fixed: set[str]) -> ConfigError:
             "mesh", words, f"makes no mesh of the {slice_.devices} devices of {slice_.name}.",
             "Add --open=mesh to try others.",
         )  # fmt: skip
+    length = config.data.sequence_length
+    if all(length % sizes["context"] for sizes in meshes):
+        return ConfigError(
+            "data.sequence_length", length, f"mesh.context={config.mesh.context} does not divide it.",
+            nearest_multiples(length, config.mesh.context),
+        )  # fmt: skip
     divided = [sizes for sizes in meshes if _divides_model(config, sizes)]
     if not divided:
         return ConfigError(

@@ -13,7 +13,7 @@ from jaxtpu.hardware import Slice, parse_slice
 from jaxtpu.models import make_model
 from jaxtpu.observe.console import make_console
 from jaxtpu.plan import folder
-from jaxtpu.plan.candidates import fixed_fields
+from jaxtpu.plan.candidates import candidates, fixed_fields, no_candidate
 from jaxtpu.plan.explain import explain, show_explanation
 from jaxtpu.plan.prices import Price, price_per_chip_hour
 from jaxtpu.plan.programs import all_programs, show_programs
@@ -54,6 +54,10 @@ def plan(
     vocab_size = make_tokenizer(config.data.tokenizer).vocab_size
     asked = [parse_slice(name.strip()) for name in slices.split(",")]
     budgets = [budget(slice_, hbm_gib) for slice_ in asked]
+    for slice_ in asked:  # before anything takes long
+        ready, _ = without_mesh(config, slice_, vocab_size)
+        if not any(True for _ in candidates(ready, slice_, fixed)):
+            raise no_candidate(ready, slice_, fixed)
     findings = [
         _plan_one(out, config, slice_, gib, fixed, vocab_size, tokens, compiles)
         for slice_, gib in zip(asked, budgets, strict=True)

@@ -75,9 +75,11 @@ def estimates(
     )
     path = pathlib.Path(DIRECTORY).expanduser() / f"estimates-{key}.json"
     try:
-        return [Estimate(**values) for values in json.loads(path.read_text())]
+        kept = [Estimate(**values) for values in json.loads(path.read_text())]
     except (OSError, ValueError, TypeError):
-        pass  # none kept, or a damaged file: made again
+        kept = []  # none, or a damaged file: made again
+    if len(kept) == len(candidates):
+        return kept
     found = []
     for candidate in candidates:
         found.append(estimate(config, candidate, slice_, units))
