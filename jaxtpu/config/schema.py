@@ -6,6 +6,7 @@
 import dataclasses
 
 from jaxtpu.config.duration import Duration
+from jaxtpu.config.remat import POLICIES, TENSORS
 from jaxtpu.config.section import Section, option, subsection
 
 _DTYPES = ("float32", "bfloat16")
@@ -46,8 +47,16 @@ class ModelConfig(Section, path="model"):
     remat: str = option(
         "full",
         "what the backward pass recomputes: none (keep all activations), full (keep each layer's "
-        "input only), dots (keep the results of matrix products with weights)",
-        choices=("none", "full", "dots"),
+        "input only), save_attention_out (keep attention's result too, so that its kernel runs "
+        "once), save_qkv (its arguments), save_attention (both), dots (the results of matrix "
+        "products with weights)",
+        choices=POLICIES,
+    )
+    remat_tensors: tuple[str, ...] = option(
+        (),
+        "tensors of a layer that are treated otherwise than model.remat says, as NAME=save, "
+        "NAME=offload (to the host's memory; where there is none, it is kept) or NAME=remat; names: "
+        f"{', '.join(TENSORS)}",
     )
 
 

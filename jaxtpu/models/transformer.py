@@ -8,18 +8,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
+from jax.ad_checkpoint import checkpoint_name
 
 from jaxtpu.config import ModelConfig
 from jaxtpu.kernels.attention import attention
 from jaxtpu.kernels.cross_entropy import logits_of
 from jaxtpu.models.module import Module, scoped
+from jaxtpu.models.remat import rematerialised
 from jaxtpu.precision import Precision
 from jaxtpu.sharding import constrain
-
-_REMAT = {
-    "full": jax.checkpoint_policies.nothing_saveable,
-    "dots": jax.checkpoint_policies.dots_with_no_batch_dims_saveable,
-}
 
 
 def padded_vocabulary(config: ModelConfig) -> int:
@@ -99,10 +96,12 @@ class Attention(Module):
         q_BTHD = constrain(self.query(x_BTE), "batch", "sequence", "heads", "head_dim")
         k_BTKD = constrain(self.key(x_BTE), "batch", "sequence", "kv_heads", "head_dim")
         v_BTKD = constrain(self.value(x_BTE), "batch", "sequence", "kv_heads", "head_dim")
-        q_BTHD = rotate(q_BTHD, tables)
-        k_BTKD = rotate(k_BTKD, tables)
+        q_BTHD = checkpoint_name(rotate(q_BTHD, tables), "query")
+        k_BTKD = checkpoint_name(rotate(k_BTKD, tables), "key")
+        v_BTKD = checkpoint_name(v_BTKD, "value")
         mixed_BTHD = attention(self.implementation, q_BTHD, k_BTKD, v_BTKD, segment_ids_BT)
-        return self.out(constrain(mixed_BTHD, "batch", "sequence", "heads", "head_dim"))
+        out_BTE = self.out(constrain(mixed_BTHD, "batch", "sequence", "heads", "head_dim"))
+        return checkpoint_name(out_BTE, "attention_projection")
 
 
 class MLP(Module):
@@ -115,7 +114,9 @@ class MLP(Module):
         self.down = Linear((F, E), ("mlp", "embed"), precision, rngs=rngs)
 
     def __call__(self, x_BTE: jax.Array) -> jax.Array:
-        hidden_BTF = jax.nn.silu(self.gate(x_BTE)) * self.up(x_BTE)
+        gate_BTF = checkpoint_name(self.gate(x_BTE), "mlp_gate")
+        up_BTF = checkpoint_name(self.up(x_BTE), "mlp_up")
+        hidden_BTF = checkpoint_name(jax.nn.silu(gate_BTF) * up_BTF, "mlp_hidden")
         return self.down(constrain(hidden_BTF, "batch", "sequence", "mlp"))
 
 
@@ -144,7 +145,7 @@ class Decoder(Module):
             if isinstance(parameter, nnx.Param):
                 parameter.set_metadata(axes=("layers", *parameter.axes))
         self.final_norm = RMSNorm(config, precision)
-        self.remat = config.remat
+        self.remat, self.remat_tensors = config.remat, config.remat_tensors
         self.head_dim, self.theta = config.head_dim, config.rope_theta
 
     def __call__(self, x_BTE, segment_ids_BT, positions_BT) -> jax.Array:
@@ -155,9 +156,7 @@ class Decoder(Module):
             layer = nnx.merge(graph, layer_params)
             return layer(x_BTE, segment_ids_BT, tables), None
 
-        if self.remat != "none":
-            # Within a scan the compiler cannot merge the two copies, so the barrier is not needed.
-            body = jax.checkpoint(body, policy=_REMAT[self.remat], prevent_cse=False)
+        body = rematerialised(body, self.remat, self.remat_tensors)
         x_BTE, _ = jax.lax.scan(body, x_BTE, nnx.to_pure_dict(stacked))
         return self.final_norm(x_BTE)
 

@@ -13,7 +13,8 @@ from jaxtpu.errors import ConfigError, nearest_multiples
 from jaxtpu.hardware import Slice
 from jaxtpu.kernels.attention import choose_attention
 
-_REMAT = ("none", "dots", "full")  # what is cheapest in time first
+# What is cheapest in time first.
+_REMAT = ("none", "dots", "save_attention", "save_attention_out", "full")
 _MOST_MICROBATCHES = 16
 # Axes that a plan may use. `expert` divides nothing in a dense model that `data` does not: it takes
 # part where the user sets it.
@@ -148,7 +149,7 @@ def _choices(
 ) -> list[list[Any]]:
     """The values of each of `KNOBS` on a mesh where a device has `rows` sequences."""
     open_choices = {
-        "model.remat": lambda: list(_REMAT),
+        "model.remat": lambda: ["full"] if config.model.remat_tensors else list(_REMAT),
         "model.attention": lambda: _attention(config, slice_, sizes["context"]),
         "train.microbatches": lambda: [n for n in _divisors(rows) if n <= _MOST_MICROBATCHES],
     }

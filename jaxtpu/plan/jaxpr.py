@@ -47,6 +47,9 @@ def _inline(jaxpr, names: dict) -> Iterator[Operation]:
     """`names` maps variables of `jaxpr` to the outer values that they stand for."""
     value = lambda v: None if hasattr(v, "val") else names.get(v, v)  # noqa: E731
     for equation in jaxpr.eqns:
+        if equation.primitive.name == "name":  # for checkpoint policies: the value itself
+            names[equation.outvars[0]] = value(equation.invars[0])
+            continue
         inner = None if equation.primitive.name in _NOT_ENTERED else called(equation)
         if inner is None:
             inputs = tuple(map(value, equation.invars))

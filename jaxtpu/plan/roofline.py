@@ -62,7 +62,7 @@ def bytes_moved(
     part = weights / sizes["tensor"] * itemsize
     rows = config.data.batch_size / (sizes["data"] * sizes["fsdp"] * sizes["expert"])
     token_bytes = rows * config.data.sequence_length * itemsize
-    again = model.remat == "full"
+    again = model.remat not in ("none", "dots")
     activation = token_bytes / sizes["context"] * model.embed
     keys = 2 * token_bytes * model.kv_heads * model.head_dim / sizes["tensor"]
     ring = lambda axis: (sizes[axis] - 1) / sizes[axis]  # noqa: E731

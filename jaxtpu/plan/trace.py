@@ -123,9 +123,10 @@ def _trace(_key: str, arguments: _Uncompared) -> LocalCosts:
     stacked = {leaf.shape for leaf in jax.tree.leaves(programs.abstract_state.params)}
     weights = stacked | {shape[1:] for shape in stacked}
     saved = saved_weights = 0
-    over_layers = [scan for scan in scans(jaxpr) if _steps_through(scan, stacked)]
-    over_tokens = [scan for scan in scans(jaxpr) if not _steps_through(scan, stacked)]
-    for scan in over_layers:
+    loss, others = [], []
+    for scan in scans(jaxpr):
+        (loss if _sums_weights(scan, weights) else others).append(scan)
+    for scan in others:
         for kept in () if scan.params["reverse"] else scan.outvars[scan.params["num_carry"] :]:
             if kept.aval.shape in stacked:
                 saved_weights += tiled_bytes(kept.aval)
@@ -138,18 +139,17 @@ def _trace(_key: str, arguments: _Uncompared) -> LocalCosts:
         operations=tuple(Cost(n, flops, bytes_) for (flops, bytes_), n in counted.items()),
         saved_bytes=saved,
         saved_weight_bytes=saved_weights,
-        layer_bytes=max(working_bytes(body(scan), weights) for scan in over_layers),
+        layer_bytes=max(working_bytes(body(scan), weights) for scan in others),
         loss_bytes=working_bytes(jaxpr, weights)
-        + max(
-            (_carried(scan) + working_bytes(body(scan), weights) for scan in over_tokens), default=0
-        ),
+        + sum(_carried(scan) + working_bytes(body(scan), weights) for scan in loss),
     )
 
 
-def _steps_through(scan, shapes: set[tuple[int, ...]]) -> bool:
-    """Whether a scan takes slices of arrays of these shapes: of stacked layers, not of tokens."""
-    sliced = scan.invars[scan.params["num_consts"] + scan.params["num_carry"] :]
-    return any(value.aval.shape in shapes for value in sliced)
+def _sums_weights(scan, weights: set[tuple[int, ...]]) -> bool:
+    """Whether a scan carries the gradient of weights, of the head, from chunk to chunk of tokens;
+    over layers, the residual stream is carried."""
+    shapes = [value.aval.shape for value in scan.outvars[: scan.params["num_carry"]]]
+    return any(shape in weights or shape[::-1] in weights for shape in shapes if len(shape) > 1)
 
 
 def _carried(scan) -> int:
