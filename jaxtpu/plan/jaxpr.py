@@ -82,6 +82,15 @@ def body(scan):
     return scan.params["jaxpr"].jaxpr
 
 
+def results(scan) -> tuple[list, list]:
+    """(values that a scan carries, those that it stacks, which have a dimension more than its body
+    makes). Parameters of the equation that say so differ between versions of JAX."""
+    carried, stacked = [], []
+    for outer, inner in zip(scan.outvars, body(scan).outvars, strict=True):
+        (carried if outer.aval.shape == inner.aval.shape else stacked).append(outer)
+    return carried, stacked
+
+
 @dataclasses.dataclass(frozen=True)
 class Cost:
     """Of an operation and how often it runs: FLOPs of matrix products, bytes read and written."""

@@ -18,7 +18,7 @@ import jax
 from jaxtpu.config import Config, RunUnits
 from jaxtpu.mesh import make_mesh
 from jaxtpu.models.transformer import padded_vocabulary
-from jaxtpu.plan.jaxpr import Cost, body, costs, scans, tiled_bytes, working_bytes
+from jaxtpu.plan.jaxpr import Cost, body, costs, results, scans, tiled_bytes, working_bytes
 from jaxtpu.sharding import Rules
 from jaxtpu.train.programs import build_programs
 
@@ -127,7 +127,7 @@ def _trace(_key: str, arguments: _Uncompared) -> LocalCosts:
     for scan in scans(jaxpr):
         (loss if _sums_weights(scan, weights) else others).append(scan)
     for scan in others:
-        for kept in () if scan.params["reverse"] else scan.outvars[scan.params["num_carry"] :]:
+        for kept in () if scan.params["reverse"] else results(scan)[1]:
             if kept.aval.shape in stacked:
                 saved_weights += tiled_bytes(kept.aval)
             else:
@@ -148,10 +148,10 @@ def _trace(_key: str, arguments: _Uncompared) -> LocalCosts:
 def _sums_weights(scan, weights: set[tuple[int, ...]]) -> bool:
     """Whether a scan carries the gradient of weights, of the head, from chunk to chunk of tokens;
     over layers, the residual stream is carried."""
-    shapes = [value.aval.shape for value in scan.outvars[: scan.params["num_carry"]]]
+    shapes = [value.aval.shape for value in results(scan)[0]]
     return any(shape in weights or shape[::-1] in weights for shape in shapes if len(shape) > 1)
 
 
 def _carried(scan) -> int:
     """Bytes that a scan carries: over the tokens, the float32 gradient of the head."""
-    return sum(tiled_bytes(value.aval) for value in scan.outvars[: scan.params["num_carry"]])
+    return sum(tiled_bytes(value.aval) for value in results(scan)[0])

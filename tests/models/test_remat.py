@@ -6,7 +6,7 @@ import pytest
 
 from jaxtpu.config.remat import NAMED, POLICIES, remat_actions
 from jaxtpu.errors import ConfigError
-from jaxtpu.plan.jaxpr import scans
+from jaxtpu.plan.jaxpr import results, scans
 from tests.tiny import fixed_batch, programs_on, put
 
 MESH = {"data": 2, "fsdp": 2, "tensor": 2}
@@ -48,8 +48,7 @@ def saved_bytes(remat: str, tensors: tuple[str, ...] = ()) -> int:
     traced = programs.train_step.trace(programs.abstract_state, programs.abstract_batch)
     over_layers = [scan for scan in scans(traced.jaxpr.jaxpr) if scan.params["length"] == 3]
     forward = next(scan for scan in over_layers if not scan.params["reverse"])
-    stacked = forward.outvars[forward.params["num_carry"] :]
-    return sum(value.aval.size * value.aval.dtype.itemsize for value in stacked)
+    return sum(value.aval.size * value.aval.dtype.itemsize for value in results(forward)[1])
 
 
 def test_each_policy_keeps_what_it_names():
