@@ -161,21 +161,27 @@ def _state(config: Config, rules: Rules, units: RunUnits) -> _State:
 def _memory(
     config: Config, candidate: Candidate, state: _State, costs: LocalCosts
 ) -> dict[str, int]:
-    """HBM bytes by kind. The peak is in the backward pass over the layers, or at the loss."""
+    """HBM bytes by kind, at the peak: in the backward pass over the layers, at the loss, or in an
+    update that streams its state from the host."""
     precision = make_precision(config.precision)
-    gradients = state.local_weights * precision.accumulate.itemsize
-    in_layers = gradients + costs.layer_bytes > costs.loss_bytes
-    trees = (config.train.microbatches > 1) + in_layers
+    summed = config.train.microbatches > 1
+    sums = summed * state.local_weights * precision.accumulate.itemsize
+    # A gradient has its parameter's dtype; what is cast to sum or to update is cast on the way.
+    gradients = state.local_weights * precision.params.itemsize
     saved_weights = costs.saved_weight_bytes // candidate.sizes["fsdp"]
-    return {
-        "parameters": state.param_bytes,
-        # Two layers of what is on the host: one that is updated, one that comes or goes.
-        "optimizer": state.optimizer_bytes + 2 * state.host_bytes // config.model.layers,
-        "gradients": trees * gradients,
+    held = {"parameters": state.param_bytes, "optimizer": state.optimizer_bytes}
+    in_pass = {
         "saved activations": costs.saved_bytes + saved_weights,
         "weight copies": _weight_copies(config, candidate, state, precision),
-        "working set": costs.layer_bytes if in_layers else costs.loss_bytes,
     }
+    # Two layers of what is on the host: one that is updated, one that comes or goes.
+    streamed = 2 * state.host_bytes // config.model.layers
+    moments = (
+        held | in_pass | {"gradients": sums + gradients, "working set": costs.layer_bytes},
+        held | in_pass | {"gradients": sums, "working set": costs.loss_bytes},
+        held | {"gradients": sums or gradients, "optimizer": state.optimizer_bytes + streamed},
+    )
+    return max(moments, key=lambda moment: sum(moment.values()))
 
 
 def _weight_copies(
