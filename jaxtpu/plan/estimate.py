@@ -108,7 +108,7 @@ def estimate(config: Config, candidate: Candidate, slice_: Slice, units: RunUnit
         config.train.microbatches,
         state_bytes=state.param_bytes + state.optimizer_bytes + state.host_bytes,
         gradient_bytes=state.local_weights * make_precision(config.precision).accumulate.itemsize,
-        saved_bytes=bytes_by_kind["saved activations"],
+        saved_bytes=_saved_bytes(candidate, costs),
         generation=slice_.generation,
     )
     precision = make_precision(config.precision)
@@ -168,10 +168,9 @@ def _memory(
     sums = summed * state.local_weights * precision.accumulate.itemsize
     # A gradient has its parameter's dtype; what is cast to sum or to update is cast on the way.
     gradients = state.local_weights * precision.params.itemsize
-    saved_weights = costs.saved_weight_bytes // candidate.sizes["fsdp"]
     held = {"parameters": state.param_bytes, "optimizer": state.optimizer_bytes}
     in_pass = {
-        "saved activations": costs.saved_bytes + saved_weights,
+        "saved activations": _saved_bytes(candidate, costs),
         "weight copies": _weight_copies(config, candidate, state, precision),
     }
     # Two layers of what is on the host: one that is updated, one that comes or goes.
@@ -182,6 +181,11 @@ def _memory(
         held | {"gradients": sums or gradients, "optimizer": state.optimizer_bytes + streamed},
     )
     return max(moments, key=lambda moment: sum(moment.values()))
+
+
+def _saved_bytes(candidate: Candidate, costs: LocalCosts) -> int:
+    """What the forward pass keeps for the backward one; of weights among it, a device's part."""
+    return costs.saved_bytes + costs.saved_weight_bytes // candidate.sizes["fsdp"]
 
 
 def _weight_copies(
