@@ -3,7 +3,8 @@
     python -m tests.benchmarks.remat
 
 Four sequences a core, fsdp 8; bytes and cycles are the TPU compiler's, the time is predicted from
-its schedule. About a minute a row, but what was compiled before is kept.
+its schedule. About a minute a row, but what was compiled before is kept. No row offloads: the HBM
+that is told of a step with host memory is too little (7.5 GiB were needed where 3.4 was said).
 """
 
 from jaxtpu import environment
@@ -22,7 +23,6 @@ ROWS = (
     ("save_qkv", ""),
     ("save_attention", ""),
     ("save_attention_out", "mlp_gate=save"),
-    ("save_attention", "mlp_gate=offload,mlp_up=offload"),
     ("dots", ""),
     ("none", ""),
 )
@@ -35,20 +35,17 @@ def request(remat: str, tensors: str) -> CompileRequest:
 
 
 def line(result: CompileResult) -> str:
-    """HBM of a device, GiB; cycles, millions; seconds of a step; host memory, GiB."""
+    """HBM of a device, GiB; cycles, millions; seconds of a step."""
     if not result.fits:
         needed = f"{result.needed_bytes / 2**30:.1f} GiB" if result.needed_bytes else result.error
         return f"does not fit: {needed}"
     time = predict_time(parse_hlo(read_hlo(result)), parse_slice(_SLICE))
-    return (
-        f"{result.hbm_bytes / 2**30:7.2f} {time.cycles / 1e6:9.0f} {time.step_seconds:7.3f} "
-        f"{result.host_bytes / 2**30:7.2f}"
-    )
+    return f"{result.hbm_bytes / 2**30:7.2f} {time.cycles / 1e6:9.0f} {time.step_seconds:7.3f}"
 
 
 def main() -> None:
     environment.prepare(1, platform="cpu")
-    print(f"{'HBM GiB':>7} {'M cycles':>9} {'step s':>7} {'host':>7}  model.remat, remat_tensors")
+    print(f"{'HBM GiB':>7} {'M cycles':>9} {'step s':>7}  model.remat, remat_tensors")
     for row, result in zip(ROWS, compile_all([request(*row) for row in ROWS]), strict=True):
         print(f"{line(result)}  {', '.join(filter(None, row))}", flush=True)
 
