@@ -80,6 +80,12 @@ def body(scan):
     return scan.params["jaxpr"].jaxpr
 
 
+def stacked_results(scan) -> list:
+    """The results of a scan that have one part of each run of the body; the rest are carried."""
+    pairs = zip(scan.outvars, body(scan).outvars, strict=True)
+    return [outer for outer, inner in pairs if len(outer.aval.shape) > len(inner.aval.shape)]
+
+
 @dataclasses.dataclass(frozen=True)
 class Cost:
     """Of an operation, and how often it runs.

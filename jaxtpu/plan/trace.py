@@ -18,7 +18,7 @@ import jax
 from jaxtpu.config import Config, RunUnits
 from jaxtpu.mesh import make_mesh
 from jaxtpu.models.transformer import padded_vocabulary
-from jaxtpu.plan.jaxpr import Cost, body, costs, scans, tiled_bytes, working_bytes
+from jaxtpu.plan.jaxpr import Cost, body, costs, scans, stacked_results, tiled_bytes, working_bytes
 from jaxtpu.sharding import Rules
 from jaxtpu.train.programs import build_programs
 
@@ -113,7 +113,7 @@ def _trace(_key: str, arguments: _Uncompared) -> LocalCosts:
     weights = stacked | {shape[1:] for shape in stacked}
     saved = saved_weights = 0
     for scan in scans(jaxpr):
-        for kept in () if scan.params["reverse"] else scan.outvars[scan.params["num_carry"] :]:
+        for kept in () if scan.params["reverse"] else stacked_results(scan):
             if kept.aval.shape in stacked:
                 saved_weights += tiled_bytes(kept.aval)
             else:
