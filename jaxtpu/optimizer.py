@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+import zlib
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -128,17 +129,16 @@ def _update_part(config, chain, factor, key, gradient, state, params, part):
     updates, after = chain.update(gradient, _float32(before), old)
     after = jax.tree.map(lambda new, was: new.astype(was.dtype), after, before)
     new = optax.apply_updates(old, updates)
-    leaves, structure = jax.tree.flatten(params)
-    news = jax.tree.leaves(new)
-    if config.rounding == "stochastic":
-        keys = jax.random.split(jax.random.fold_in(key, part), len(leaves))
-        news = [
-            round_stochastically(x, k) if was.dtype == jnp.bfloat16 else x
-            for x, was, k in zip(news, leaves, keys, strict=True)
-        ]
-    rounded = [x.astype(was.dtype) for x, was in zip(news, leaves, strict=True)]
+    by_path = flatten(new)
+
+    def kept(path: str, was: jax.Array) -> jax.Array:
+        if config.rounding == "stochastic" and was.dtype == jnp.bfloat16:
+            of_path = jax.random.fold_in(key, zlib.crc32(path.encode()))  # no two share their noise
+            return round_stochastically(by_path[path], jax.random.fold_in(of_path, part))
+        return by_path[path].astype(was.dtype)
+
     state = _WithMaster(after, new) if config.rounding == "master" else after
-    return structure.unflatten(rounded), state
+    return map_with_path(kept, params), state
 
 
 def _float32(tree: Any) -> Any:

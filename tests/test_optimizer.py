@@ -182,3 +182,19 @@ def test_small_updates_of_bfloat16_parameters_are_not_lost():
     assert moved["nearest"] == 0.0
     assert moved["stochastic"] == pytest.approx(0.01, rel=0.1)
     assert moved["master"] == pytest.approx(0.01, rel=0.3)  # shown to 8 bits
+
+
+def test_no_two_parameters_share_the_noise_of_their_rounding():
+    """Six stacks of layers are updated in two loops; all their values and updates are equal."""
+    names = [f"kernel{i}" for i in range(6)]
+    params = {name: jax.ShapeDtypeStruct((2, 64, 64), "bfloat16") for name in names}
+    axes = dict.fromkeys(names, ("layers", "embed", "mlp"))
+    config = optimizer_config(name="lion", beta1=0.0, learning_rate=2e-3, warmup=0, no_decay=(),
+                              schedule="constant", weight_decay=0.0, rounding="stochastic")  # fmt: skip
+    optimizer = make_optimizer(config, UNITS, params, axes=axes)
+    ones = jax.tree.map(lambda leaf: jnp.ones(leaf.shape, leaf.dtype), params)
+    values, _ = optimizer.update(ones, 1.0, optimizer.init(ones), ones, 0)
+    layers = [np.asarray(values[name][i], "float32") for name in names for i in range(2)]
+    for first in range(len(layers)):
+        for second in range(first):
+            assert (layers[first] != layers[second]).mean() > 0.2
