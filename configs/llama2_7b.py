@@ -23,6 +23,8 @@ def get_config(variant: str = "") -> Config:
     config.data.sequence_length = 2048
     config.optimizer.learning_rate = 3e-4
     config.train.steps = 10_000
+    if variant and variant not in ("host", "adafactor"):
+        raise ValueError(f"there is no variant {variant!r}: use host or adafactor")
     if variant:
         config.precision.params = "bfloat16"
         config.data.batch_size = 8

@@ -95,29 +95,30 @@ def _train(arguments: list[str]) -> int:
     config = load(spec, overrides)
     if options["workdir"] is not None:
         config.workdir = options["workdir"]
-    _check_folder(config.workdir)
+    _check_workdir(config.workdir)
     environment.prepare(config.mesh.emulate)
     from jaxtpu import trainer  # imports JAX, which reads what was just prepared
 
     return trainer.train(config, _command(arguments), {name for name, _ in overrides})
 
 
-def _check_folder(workdir: str) -> None:
-    """A folder that cannot be written is told now, and not when the first result is there."""
+def _check_workdir(workdir: str) -> None:
     if not workdir:
         raise ConfigError("--workdir", "", "is empty.", "For example: --workdir=runs/quickstart")
-    folder = pathlib.Path(workdir).expanduser().absolute()
-    if hidden := set("*?[") & set(str(folder)):
+    if hidden := set("*?[") & set(str(pathlib.Path(workdir).expanduser().absolute())):
         raise ConfigError(
             "--workdir", workdir, f"checkpoints are not found below a path with {min(hidden)!r}.",
             "For example: --workdir=runs/quickstart",
         )  # fmt: skip
+    _check_folder("--workdir", workdir, "For example: --workdir=runs/quickstart")
+
+
+def _check_folder(field: str, name: str, advice: str) -> None:
+    """A folder that cannot be written is told now, and not when the first result is there."""
+    folder = pathlib.Path(name).expanduser().absolute()
     above = next(path for path in (folder, *folder.parents) if os.path.lexists(path))
     if not above.is_dir() or not os.access(above, os.W_OK | os.X_OK):
-        raise ConfigError(
-            "--workdir", workdir, f"{above} is not a folder that can be written.",
-            "For example: --workdir=runs/quickstart",
-        )  # fmt: skip
+        raise ConfigError(field, name, f"{above} is not a folder that can be written.", advice)
 
 
 def _generate(arguments: list[str]) -> int:
@@ -169,6 +170,8 @@ def _plan(arguments: list[str]) -> int:
         if options[name] is not None and not options[name] > 0:
             raise ConfigError(f"--{name}", options[name], "must be positive.", "Leave it out.")
     config = load(spec, overrides)
+    written = f"plans/{config.name}"
+    _check_folder("run.py plan", written, "Run it where you may write, or set --config.name.")
     from jaxtpu.plan.command import plan
 
     return plan(

@@ -53,7 +53,12 @@ def train(config: Config, command: str, given: Set[str] = frozenset()) -> int:
         try:
             return _train(setup, out, command)
         except OutOfMemoryError:
-            explain_run(out, setup.config, setup.units, setup.tokenizer.vocab_size, jax.devices())
+            try:
+                explain_run(
+                    out, setup.config, setup.units, setup.tokenizer.vocab_size, jax.devices()
+                )
+            except UserError as error:  # the run's own error is the one to end with
+                out.print(f"It could not be explained: {error}", markup=False)
             raise
 
 

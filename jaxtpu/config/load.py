@@ -141,6 +141,13 @@ def load(spec: str, overrides: list[tuple[str, str]] = ()) -> Config:
         open_axes = [axis for axis in MESH_AXES if f"mesh.{axis}" not in given]
         config.mesh.update({axis: getattr(defaults, axis) for axis in open_axes})
     config.name = config.name or "-".join(filter(None, (path.stem, argument)))
+    if config.name in (".", "..") or set("/\\\0") & set(config.name):
+        raise ConfigError(
+            "name",
+            config.name,
+            "names a folder, so it cannot be a path.",
+            "For example: name=trial_1",
+        )
     config.workdir = config.workdir or f"runs/{config.name}"
     return config
 

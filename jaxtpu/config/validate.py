@@ -42,6 +42,23 @@ def mesh_sizes(mesh: MeshConfig, num_devices: int) -> dict[str, int]:
       ConfigError: two axes of -1, a size that is not positive, or a product that is not the
         number of devices.
     """
+    check_axes(mesh)
+    sizes = {axis: getattr(mesh, axis) for axis in MESH_AXES}
+    free = [axis for axis, size in sizes.items() if size == -1]
+    fixed = math.prod(size for size in sizes.values() if size != -1)
+    if free and num_devices % fixed == 0:
+        sizes[free[0]] = num_devices // fixed
+    elif free or fixed != num_devices:
+        raise _mesh_mismatch(sizes, fixed, num_devices, bool(free))
+    return sizes
+
+
+def check_axes(mesh: MeshConfig) -> None:
+    """What holds of the axes for any number of devices.
+
+    Raises:
+      ConfigError: two axes of -1, or a size that is not positive.
+    """
     sizes = {axis: getattr(mesh, axis) for axis in MESH_AXES}
     free = [axis for axis, size in sizes.items() if size == -1]
     for axis, size in sizes.items():
@@ -53,12 +70,6 @@ def mesh_sizes(mesh: MeshConfig, num_devices: int) -> dict[str, int]:
         raise ConfigError(
             f"mesh.{free[1]}", -1, f"only one axis can fill up; mesh.{free[0]} does.", "Use 1."
         )
-    fixed = math.prod(size for size in sizes.values() if size != -1)
-    if free and num_devices % fixed == 0:
-        sizes[free[0]] = num_devices // fixed
-    elif free or fixed != num_devices:
-        raise _mesh_mismatch(sizes, fixed, num_devices, bool(free))
-    return sizes
 
 
 def _mesh_mismatch(sizes: dict[str, int], fixed: int, devices: int, free: bool) -> ConfigError:

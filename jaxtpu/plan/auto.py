@@ -1,5 +1,6 @@
 """`mesh=auto`: a run takes the plan for the devices that it finds."""
 
+import contextlib
 import dataclasses
 import json
 import pathlib
@@ -10,7 +11,7 @@ from rich.console import Console
 
 from jaxtpu.config import Config
 from jaxtpu.config.validate import MESH_AXES
-from jaxtpu.errors import UserError
+from jaxtpu.errors import ConfigError, UserError
 from jaxtpu.hardware import Slice, generation_of, parse_slice
 from jaxtpu.plan.candidates import KNOBS, Candidate, fixed_fields
 from jaxtpu.plan.command import budget, without_mesh
@@ -22,6 +23,7 @@ from jaxtpu.plan.compile_cache import (
     sources_key,
     write_whole,
 )
+from jaxtpu.plan.programs import whole_runs
 from jaxtpu.plan.progress import progress
 from jaxtpu.plan.search import plan_slice
 
@@ -48,6 +50,11 @@ def take_plan(
       ConfigError: the devices are no slice, or nothing fits together.
       UserError: nothing fits into the budget.
     """
+    if jax.process_count() > 1:
+        raise ConfigError(
+            "mesh", "auto", "each process would plan for itself.",
+            "Paste the line that `run.py plan` ends with.",
+        )  # fmt: skip
     slice_ = slice_of(devices)
     fixed, gib = fixed_fields(config, set(given), set()), budget(slice_)
     versions = libtpu_versions() if has_compiler() else {}
@@ -56,24 +63,22 @@ def take_plan(
     candidate = _read(path)
     if candidate is None:
         ready, units = without_mesh(config, slice_, vocab_size)
-        with progress(out, f"mesh=auto for {slice_.name}") as on_progress:
-            plan = plan_slice(
-                ready,
-                slice_,
-                units,
-                fixed=fixed,
-                hbm_gib=gib,
-                vocab_size=vocab_size,
-                on_progress=on_progress,
-            )
+        known = {"hbm_gib": gib, "vocab_size": vocab_size}
+        with progress(out, f"mesh=auto for {slice_.name}") as known["on_progress"]:
+            plan = plan_slice(ready, slice_, units, fixed=fixed, **known)
+            plan, _ = whole_runs(plan, ready, units, **known)
         if plan.best is None:
             raise UserError(
-                f"mesh=auto: nothing fits into {gib:g} GiB of a {slice_.name} device. "
-                f"`run.py plan --slice={slice_.name}` says why, and what would fit."
+                f"mesh=auto: nothing fits into {gib:g} GiB of a {slice_.name} device. `run.py plan` "
+                f"with this --config and --slice={slice_.name} says why, and what would fit."
             )
         candidate = plan.best.candidate
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_whole(path, json.dumps(dataclasses.asdict(candidate)).encode())
+        with contextlib.suppress(OSError):  # a cache that cannot be written costs time only
+            path.parent.mkdir(parents=True, exist_ok=True)
+            write_whole(path, json.dumps(dataclasses.asdict(candidate)).encode())
+    if generation_of(devices[0].device_kind) is None:  # a TPU's kernel would be interpreted here
+        knobs = dict(candidate.knobs) | {"model.attention": config.model.attention}
+        candidate = dataclasses.replace(candidate, knobs=tuple(knobs.items()))
     out.print(f"mesh=auto took, for {slice_.name}: {candidate.flags()}", markup=False)
     return candidate.apply(config)
 
@@ -99,5 +104,11 @@ def slice_of(devices: Sequence[jax.Device]) -> Slice:
     name = generation.name if generation else _REHEARSED
     slices = len({getattr(device, "slice_index", 0) for device in devices})
     known = generation or parse_slice(f"{name}-8").generation
+    if generation is None and len(devices) not in known.offered:
+        sizes = " or ".join(map(str, list(known.offered)[:2]))
+        raise ConfigError(
+            "mesh.emulate", len(devices), f"there is no {name} slice of so many cores to plan for.",
+            f"Use {sizes}.",
+        )  # fmt: skip
     cores = len(devices) // slices * known.cores_per_chip // known.devices_per_chip
     return parse_slice(f"{slices}x{name}-{cores}" if slices > 1 else f"{name}-{cores}", "mesh.auto")

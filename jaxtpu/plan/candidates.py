@@ -88,9 +88,7 @@ def fixed_fields(config: Config, given: set[str], opened: set[str]) -> set[str]:
     defaults = dict(leaves(Config()))
     changed = {name for name, value in leaves(config) if value != defaults[name]}
     fixed = {name for name in varied if name in given | changed}
-    if "mesh" in opened:
-        fixed -= set(_MESH_FIELDS) - given
-    return fixed - opened
+    return fixed - opened - set(_MESH_FIELDS if "mesh" in opened else ())
 
 
 def candidate_of(config: Config, slice_: Slice) -> Candidate:
@@ -168,6 +166,10 @@ def _choices(
         "optimizer.placement": lambda: _placements(config.optimizer),
     }
     values = dict(leaves(config))
+    if "model.attention" in fixed:  # what runs, where it is not what was asked for
+        kind, length = slice_.generation.device_kinds[0], config.data.sequence_length
+        asked = config.model.attention
+        values["model.attention"], _ = choose_attention(asked, kind, length, sizes["context"])
     chosen = [[values[name]] if name in fixed else open_choices[name]() for name in KNOBS]
     if "train.microbatches" in fixed and rows % config.train.microbatches:
         chosen[KNOBS.index("train.microbatches")] = []

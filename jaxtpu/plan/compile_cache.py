@@ -16,7 +16,7 @@ import json
 import os
 import pathlib
 import sys
-import tempfile
+import uuid
 from typing import Any
 
 from jaxtpu.environment import has_libtpu
@@ -93,8 +93,8 @@ class CompileResult:
     Attributes:
       fits: whether it compiled within the budget.
       hbm_bytes: HBM of the compiled program, by the compiler's own account: arguments, results and
-        temporaries at their peak. The parts of the code that are streamed in (1 to 5 MiB) come on
-        top, so a budget within those of this figure is too small. None where it did not compile.
+        temporaries at their peak. The code (`code_bytes`) comes on top, so a budget within that of
+        this figure is too small. None where it did not compile.
       needed_bytes: where the budget is too small, how much the compiler would need. It prints three
         digits or so, and where far too much is needed, it counts without workspace and code: at
         least this much. None where it fits, or the text has no figure.
@@ -230,14 +230,13 @@ def store_hlo(folder: pathlib.Path, key: str, text: str) -> str:
 
 def write_whole(path: pathlib.Path, data: bytes) -> None:
     """All of it or nothing, whoever else writes the same file."""
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=".", suffix=".tmp")
+    temporary = path.with_name(f".{uuid.uuid4().hex}.tmp")
     try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(data)
+        temporary.write_bytes(data)
         os.replace(temporary, path)
     except BaseException:
         with contextlib.suppress(OSError):
-            os.unlink(temporary)
+            temporary.unlink()
         raise
 
 

@@ -47,6 +47,7 @@ _LIBTPU = {"TPU_SKIP_MDS_QUERY": "1", "ALLOW_MULTIPLE_LIBTPU_LOAD": "1"}
 # The first two emulate CPU devices; the cache is for programs that train.
 _NOT_FOR_WORKERS = ("XLA_FLAGS", "NPROC", "JAX_COMPILATION_CACHE_DIR")
 _WORKER_BYTES = 3 * 2**30  # host memory: 1.6 to 2.3 GiB were seen for Llama-2-7B on v3-32
+_MACHINE_FAULT = "machine_fault"  # key of a worker's answer that is no result
 _LONGEST_LINE, _LONGEST_MESSAGE = 500, 20_000
 
 # The two ways in which libtpu 0.0.42.1 and 0.0.50.1 say that memory is short: an early one, before
@@ -82,7 +83,7 @@ def compile_all(
 
     Raises:
       CompilerMissingError: libtpu is not installed.
-      UserError: the cache's folder cannot be made.
+      UserError: the cache's folder cannot be made, or not written.
     """
     if not has_compiler():
         raise CompilerMissingError
@@ -157,6 +158,8 @@ def _affordable_workers() -> int:
 def _result(answer: dict[str, Any] | Died) -> CompileResult:
     if isinstance(answer, Died):
         return _failure(answer.reason, answer.output)
+    if _MACHINE_FAULT in answer:
+        raise UserError(f"a compile cannot be kept: {answer[_MACHINE_FAULT]}.")
     return CompileResult(**answer)
 
 
@@ -203,11 +206,16 @@ def _answer(task: dict[str, Any]) -> dict[str, Any]:
 
     folder, request = pathlib.Path(task["folder"]), CompileRequest(**task["request"])
     try:
-        result, lasting = _compile(request, folder), True
-    except Exception as error:  # whatever it is, it is this request's alone
-        result, lasting = explain(error), is_lasting(error)
-    if lasting:
-        store(folder, task["key"], result)
+        try:
+            result, lasting = _compile(request, folder), True
+        except OSError:
+            raise
+        except Exception as error:  # whatever it is, it is this request's alone
+            result, lasting = explain(error), is_lasting(error)
+        if lasting:
+            store(folder, task["key"], result)
+    except OSError as error:  # a full disk: of the machine, hence of every request
+        return {_MACHINE_FAULT: str(error)}
     jax.clear_caches()
     return dataclasses.asdict(result)
 

@@ -30,7 +30,13 @@ from jaxtpu.plan.roofline import (
 )
 from jaxtpu.plan.trace import LocalCosts, local_costs
 from jaxtpu.precision import Precision, make_precision
-from jaxtpu.sharding import Rules, like_parameters, make_rules, parameter_shardings
+from jaxtpu.sharding import (
+    Rules,
+    check_divided,
+    like_parameters,
+    make_rules,
+    parameter_shardings,
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,6 +65,23 @@ class Estimate:
     @property
     def hbm_bytes(self) -> int:
         return sum(self.bytes_by_kind.values())
+
+
+def check_mesh(config: Config, candidate: Candidate, units: RunUnits) -> None:
+    """Fails where a run would refuse the candidate's mesh.
+
+    Raises:
+      ConfigError: the mesh leaves too much of the parameters undivided.
+    """
+    rules = make_rules(config.sharding, _mesh(candidate))
+    model, _, _ = _shapes(_key(config), _Holder(config, units))
+    shardings, _ = parameter_shardings(rules, model.axes, model.abstract_params)
+    limit = config.sharding.max_replicated
+    check_divided(rules, model.axes, model.abstract_params, shardings, limit)
+
+
+def _mesh(candidate: Candidate) -> AbstractMesh:
+    return AbstractMesh(candidate.mesh, MESH_AXES, axis_types=(AxisType.Auto,) * len(MESH_AXES))
 
 
 def estimates(
@@ -98,8 +121,7 @@ def estimate(config: Config, candidate: Candidate, slice_: Slice, units: RunUnit
       units: of the run; only the optimizer's schedule needs it.
     """
     config = candidate.apply(config)
-    mesh = AbstractMesh(candidate.mesh, MESH_AXES, axis_types=(AxisType.Auto,) * len(MESH_AXES))
-    rules = make_rules(config.sharding, mesh)
+    rules = make_rules(config.sharding, _mesh(candidate))
     state = _state(config, rules, units)
     costs = local_costs(config, rules, units)
     bytes_by_kind = _memory(config, candidate, state, costs)

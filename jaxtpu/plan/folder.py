@@ -4,7 +4,7 @@ import dataclasses
 import pathlib
 from collections.abc import Sequence
 
-from jaxtpu.plan.compiler import has_compiler, libtpu_versions
+from jaxtpu.plan.compile_cache import has_compiler, libtpu_versions, write_whole
 from jaxtpu.plan.explain import Explanation
 from jaxtpu.plan.page import SliceSection, write_page
 from jaxtpu.plan.pictures import TimeBar, time_png, timeline_png
@@ -41,7 +41,7 @@ def write(folder: pathlib.Path, name: str, findings: Sequence[Finding]) -> list[
         picture = _timeline(finding)
         if picture:
             written.append(folder / f"memory-{finding.plan.slice.name}.png")
-            written[-1].write_bytes(picture)
+            write_whole(written[-1], picture)
         sections.append(_section(finding, picture))
     page = folder / "report.html"
     write_page(page, sections, title=name, versions=versions, notes=_notes(findings))

@@ -16,6 +16,7 @@ from jaxtpu.config import load
 from jaxtpu.data.tokenizer import make_tokenizer
 from jaxtpu.errors import EXIT_OK, UserError
 from jaxtpu.hardware import parse_slice
+from jaxtpu.plan.compile_cache import write_whole
 from jaxtpu.plan.compiler import CompileRequest, CompileResult, compile_all, libtpu_versions
 from jaxtpu.plan.progress import OnProgress, progress
 from jaxtpu.plan.search import predict
@@ -128,6 +129,6 @@ def update(out: Console, path: pathlib.Path = PATH) -> int:
         figures = {**case.figures, version: found}
         updated.append(dataclasses.replace(case, figures=dict(sorted(figures.items()))))
     text = json.dumps([dataclasses.asdict(case) for case in updated], indent=1)
-    path.write_text(text + "\n")
+    write_whole(path, f"{text}\n".encode())
     out.print(f"Written: {path}", markup=False)
     return EXIT_OK

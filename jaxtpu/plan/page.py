@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from jaxtpu.plan.breakdown import UNEXPLAINED, MemoryReport, amount
+from jaxtpu.plan.compile_cache import write_whole
 from jaxtpu.plan.host import DeviceMemory, HostMemory
 from jaxtpu.plan.markup import bullets, document, escaped, label, picture, table
 
@@ -131,7 +132,7 @@ def write_page(
         *(_section(section) for section in sections),
     ]
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(document(title, body), encoding="utf-8")
+    write_whole(path, document(title, body).encode())
 
 
 def _section(section: SliceSection) -> str:

@@ -13,7 +13,7 @@ from jaxtpu.plan.compiler import CompileRequest, CompileResult, compile_all
 from jaxtpu.plan.host import abstract_arguments, device_memory, host_memory
 from jaxtpu.plan.page import MemoryRow, memory_rows
 from jaxtpu.plan.progress import OnProgress
-from jaxtpu.plan.search import Row
+from jaxtpu.plan.search import Row, SlicePlan
 
 _GIB = 2**30
 _OTHERS = ("init", "evaluate")
@@ -32,6 +32,34 @@ class Programs:
     train: MemoryReport | None
     rows: list[MemoryRow]
     failures: list[str]
+
+
+def whole_runs(
+    plan: SlicePlan,
+    config: Config,
+    units: RunUnits,
+    *,
+    hbm_gib: float,
+    vocab_size: int,
+    on_progress: OnProgress,
+) -> tuple[SlicePlan, Programs | None]:
+    """`plan` with a best row that runs from start to end, and that row's programs.
+
+    A row whose train step fits and something else does not is no longer one that fits.
+
+    Args:
+      config: without a mesh, as `plan_slice` takes it.
+    """
+    while row := plan.best:
+        programs = all_programs(
+            config, row, plan.slice, units,
+            hbm_gib=hbm_gib, vocab_size=vocab_size, on_progress=on_progress,
+        )  # fmt: skip
+        if not programs.failures:
+            return plan, programs
+        unfit = dataclasses.replace(row, unfit="; ".join(programs.failures))
+        plan = dataclasses.replace(plan, rows=[unfit if r is row else r for r in plan.rows])
+    return plan, None
 
 
 def all_programs(
@@ -123,5 +151,3 @@ def show_programs(console: Console, candidate: Candidate, programs: Programs) ->
             lost = Counter(f"{amount(t.lost_bytes)} of {t.words}" for t in programs.train.padded)
             for words, count in lost.items():
                 say(f"  {words}" if count == 1 else f"  {count} times {words}")
-    for failure in programs.failures:
-        console.print(f"Does not fit: {failure}", style="bold", markup=False, soft_wrap=True)

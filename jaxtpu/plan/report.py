@@ -10,12 +10,13 @@ from rich.console import Console
 from rich.table import Table
 
 from jaxtpu.plan.candidates import crossing
+from jaxtpu.plan.compile_cache import write_whole
 from jaxtpu.plan.prices import Price
 from jaxtpu.plan.search import Row, SlicePlan
 
 _GIB = 2**30
 _SECONDS_A_DAY = 86_400
-_WIDTH = 140  # of a table with all its columns; a narrow terminal wraps it
+_WIDEST = 10_000  # of a table, in characters
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,7 +47,8 @@ def figures(plan: SlicePlan, row: Row, work: Workload) -> dict:
     peak = slice_.generation.peak_flops_bf16 * slice_.devices
     tokens_per_second = work.tokens_per_step / row.seconds
     chip_hours_per_token = slice_.chips / tokens_per_second / 3600
-    hbm = row.result.hbm_bytes if row.fits else row.estimate.hbm_bytes
+    compiled = row.result is not None and row.result.fits
+    hbm = row.result.hbm_bytes if compiled else row.estimate.hbm_bytes
     return {
         "slice": slice_.name,
         "mesh": row.candidate.sizes,
@@ -54,7 +56,7 @@ def figures(plan: SlicePlan, row: Row, work: Workload) -> dict:
         **dict(row.candidate.knobs),
         "fits": row.fits if row.result else None,
         "hbm_gib": hbm / _GIB,
-        "hbm_from": "compiler" if row.fits else "estimate",
+        "hbm_from": "compiler" if compiled else "estimate",
         "estimated_hbm_gib": row.estimate.hbm_bytes / _GIB,
         "hbm_budget_gib": plan.hbm_gib,
         "reason": why_not(plan, row),
@@ -79,6 +81,8 @@ def figures(plan: SlicePlan, row: Row, work: Workload) -> dict:
 def why_not(plan: SlicePlan, row: Row) -> str:
     """Why a candidate does not run, in words; empty where it does, or may."""
     budget = f"{plan.hbm_gib:g} GiB a {_device(plan)}"
+    if row.unfit:
+        return f"has a train step that fits, but {row.unfit}"
     if row.fits:
         return ""
     if row.result is None:
@@ -86,13 +90,13 @@ def why_not(plan: SlicePlan, row: Row) -> str:
             return ""
         kind, most = max(row.estimate.bytes_by_kind.items(), key=lambda item: item[1])
         return (
-            f"needs about {row.estimate.hbm_bytes / _GIB:.2f} of {budget} by arithmetic, "
-            f"{most / _GIB:.2f} of them {kind}"
+            f"needs about {_gib(row.estimate.hbm_bytes)} of {budget} by arithmetic, "
+            f"{_gib(most)} of them {kind}"
         )
     if row.result.error:
         return f"did not compile: {row.result.error}"
     needs = row.result.needed_bytes
-    much = f"needs {needs / _GIB:.2f}" if needs else "needs more than the"
+    much = f"needs {_gib(needs)}" if needs else "needs more than the"
     return f"{much} of {budget}, says the compiler"
 
 
@@ -119,7 +123,8 @@ def show(console: Console, plan: SlicePlan, work: Workload) -> None:
     if plan.best:
         console.print(f"Use: {plan.best.candidate.flags()}", markup=False, soft_wrap=True)
     else:
-        console.print("Nothing fits that was compiled.", style="bold", markup=False)
+        told = "Nothing could be compiled." if plan.failed else "Nothing fits that was compiled."
+        console.print(told, style="bold", markup=False)
 
 
 def summary(plan: SlicePlan) -> str:
@@ -161,17 +166,19 @@ def _print_rows(console: Console, plan: SlicePlan, work: Workload) -> None:
 
 def _print_wide(console: Console, grid: Table) -> None:
     """All columns, whatever the width of the terminal: it wraps what it must."""
-    Console(file=console.file, width=max(console.width, _WIDTH), highlight=False).print(grid)
+    wide = Console(file=console.file, width=_WIDEST, highlight=False)
+    wide.width = max(1, wide.measure(grid).maximum)
+    wide.print(grid)
 
 
 def _cells(values: dict, row: Row) -> list[str]:
     hbm = values["hbm_gib"]
-    if row.result and not row.fits:
-        needs = row.result.needed_bytes
-        hbm = f"{needs / _GIB:.2f} !" if needs else "!"
+    if row.unfit or (row.result and not row.fits):
+        needs = None if row.unfit else row.result.needed_bytes
+        hbm = f"{_gib(needs)} !" if needs else "!"
         blank = [""] * 7
     else:
-        hbm = f"{hbm:.2f}" if row.fits else f"~{hbm:.2f}"
+        hbm = _gib(hbm * _GIB) if row.fits else f"~{_gib(hbm * _GIB)}"
         optional = lambda name, form: "-" if values[name] is None else form.format(values[name])  # noqa: E731
         blank = [
             f"{values['step_seconds']:.3f}",
@@ -191,6 +198,11 @@ def _cells(values: dict, row: Row) -> list[str]:
         hbm,
         *blank,
     ]
+
+
+def _gib(size: float) -> str:
+    """Bytes in GiB, to MiB where there are few."""
+    return f"{size / _GIB:.2f}" if size >= _GIB / 10 else f"{size / _GIB:.4f}"
 
 
 def show_slices(console: Console, plans: list[SlicePlan], works: list[Workload]) -> None:
@@ -240,4 +252,4 @@ def write_json(
             }
         )
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps({"slices": slices, **extra}, indent=2) + "\n")
+    write_whole(path, (json.dumps({"slices": slices, **extra}, indent=2) + "\n").encode())

@@ -5,10 +5,11 @@ import dataclasses
 from collections.abc import Sequence
 
 from jaxtpu.config import Config, RunUnits
+from jaxtpu.errors import ConfigError
 from jaxtpu.hardware import Slice
 from jaxtpu.plan.candidates import Candidate, candidates, no_candidate
 from jaxtpu.plan.compiler import CompileRequest, CompileResult, compile_all, has_compiler, read_hlo
-from jaxtpu.plan.estimate import Estimate, estimates
+from jaxtpu.plan.estimate import Estimate, check_mesh, estimates
 from jaxtpu.plan.hlo import parse_hlo
 from jaxtpu.plan.progress import OnProgress
 from jaxtpu.plan.timing import TimePrediction, predict_time
@@ -30,17 +31,19 @@ class Row:
       estimate: by arithmetic.
       result: of the train step, by the TPU compiler; None where it was not compiled.
       prediction: time of a step from the compiled program; None where it does not fit.
+      unfit: why its run would fail although its train step fits: what else does not.
     """
 
     candidate: Candidate
     estimate: Estimate
     result: CompileResult | None = None
     prediction: TimePrediction | None = None
+    unfit: str = ""
 
     @property
     def fits(self) -> bool:
         """Whether the compiler said so."""
-        return self.result is not None and self.result.fits
+        return self.result is not None and self.result.fits and not self.unfit
 
     @property
     def seconds(self) -> float:
@@ -70,12 +73,17 @@ class SlicePlan:
         """The fastest candidate that fits; without the compiler, that is estimated to."""
         if self.compiled:
             return next((row for row in self.rows if row.fits), None)
-        return next((row for row in self.rows if self.likely(row, 1.0)), None)
+        return next((r for r in self.rows if self.likely(r, 1.0) and not r.unfit), None)
 
     @property
     def compiled(self) -> bool:
         """Whether the compiler was asked."""
         return any(row.result for row in self.rows)
+
+    @property
+    def failed(self) -> bool:
+        """Whether the compiler has gone wrong with every candidate, so that nothing is known."""
+        return self.compiled and all(row.result and row.result.error for row in self.rows)
 
     def likely(self, row: Row, share: float = _SURE_NOT_TO_FIT) -> bool:
         """Whether a candidate's estimate is within a share of the budget."""
@@ -105,11 +113,13 @@ def plan_slice(
       on_progress: told of (what, number done, number in all).
 
     Raises:
-      ConfigError: nothing fits together; the field to change is named.
+      ConfigError: nothing fits together, or no mesh divides the parameters; the field to change is
+        named.
     """
     found = list(candidates(config, slice_, fixed))
     if not found:
         raise no_candidate(config, slice_, fixed)
+    found = _divided(config, found, units)
     guesses = estimates(config, found, slice_, units, on_progress)
     rows = [Row(*pair) for pair in zip(found, guesses, strict=True)]
     over = lambda row: row.estimate.hbm_bytes > hbm_gib * _GIB  # noqa: E731
@@ -133,6 +143,24 @@ def plan_slice(
     return dataclasses.replace(
         plan, rows=sorted(compiled, key=lambda row: (not row.fits, row.seconds))
     )
+
+
+def _divided(config: Config, found: Sequence[Candidate], units: RunUnits) -> list[Candidate]:
+    """The candidates whose mesh a run accepts.
+
+    Raises:
+      ConfigError: there is none; of the first.
+    """
+    refused: dict[tuple[int, ...], ConfigError] = {}
+    for candidate in {candidate.mesh: candidate for candidate in found}.values():
+        try:
+            check_mesh(config, candidate, units)
+        except ConfigError as error:
+            refused[candidate.mesh] = error
+    kept = [candidate for candidate in found if candidate.mesh not in refused]
+    if not kept:
+        raise next(iter(refused.values()))
+    return kept
 
 
 def varied(rows: Sequence[Row], number: int) -> list[Row]:

@@ -57,5 +57,5 @@ def test_a_damaged_file_is_made_again(folder, text):
 
 
 def test_devices_that_are_no_slice_are_told(folder):
-    with pytest.raises(ConfigError, match="Use v3-8"):
+    with pytest.raises(ConfigError, match="mesh.emulate=4: .*Use 8 or 32"):
         auto.slice_of(jax.devices()[:4])

@@ -12,7 +12,10 @@ import time
 import pytest
 
 from jaxtpu import cli
-from jaxtpu.plan import compile_cache
+from jaxtpu.config import load
+from jaxtpu.errors import ConfigError
+from jaxtpu.hardware import parse_slice
+from jaxtpu.plan import command, compile_cache
 from jaxtpu.plan.compiler import has_compiler
 
 ROOT = pathlib.Path(__file__).parents[2]
@@ -128,6 +131,13 @@ def test_without_the_compiler_the_estimate_is_told_as_one(tmp_path, monkeypatch,
         ([f"--config={TINY}", "--slice=v3-8", "--open=remat"], "--open='remat': .*model.remat"),
         ([f"--config={TINY}", "--slice=v3-8", "--config.mesh.data=3"], "mesh='.*data=3.*--open"),
         ([f"--config={TINY}", "--slice=v3-8", "--config.data.batch_size=7"], "batch_size=7: "),
+        ([f"--config={TINY}", "--slice=v3-8", "--config.mesh.fsdp=0"], "mesh.fsdp=0: "),
+        ([f"--config={TINY}", "--slice=v3-8", "--hbm_gib=1e-9"], "Use at most 16, and 1 MiB"),
+        ([f"--config={TINY}", "--slice=v3-8", "--config.name=../x"], "name='../x': .*a path"),
+        (
+            [f"--config={ROOT}/configs/llama2_7b.py:lion", "--slice=v3-8"],
+            "no variant 'lion': use host or",
+        ),
         (["--validate", "--slice=v3-8"], "--validate takes nothing beside it"),
         ([f"--config={TINY}", "--slices=v3-8"], "--slices.*Did you mean '--slice'"),
     ],
@@ -140,3 +150,18 @@ def test_bad_command_lines_end_with_code_2(words, told, tmp_path, monkeypatch, c
 
     assert re.search(told, err), err
     assert not (tmp_path / "plans").exists()
+
+
+def test_a_folder_that_cannot_be_written_is_told_first(tmp_path, monkeypatch, capsys):
+    (tmp_path / "plans").write_text("a file")
+    monkeypatch.chdir(tmp_path)
+    assert cli.main(["plan", f"--config={TINY}", "--slice=v3-8"]) == 2
+    assert "plans is not a folder that can be written" in capsys.readouterr().err
+
+
+def test_tokens_give_a_length_to_a_run_of_epochs():
+    config = load(TINY, [("train.steps", "None"), ("train.epochs", "3")])
+    ready, units = command.without_mesh(config, parse_slice("v3-8"), 257, tokens=1e6)
+    assert units.steps == round(1e6 / units.tokens_per_step)
+    with pytest.raises(ConfigError, match="size of the data set is not known"):
+        command.without_mesh(config, parse_slice("v3-8"), 257)

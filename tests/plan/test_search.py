@@ -10,8 +10,9 @@ from rich.console import Console
 from jaxtpu.config import load
 from jaxtpu.errors import ConfigError
 from jaxtpu.hardware import parse_slice
-from jaxtpu.plan import command, report, search
+from jaxtpu.plan import command, programs, report, search
 from jaxtpu.plan.compiler import CompileResult
+from jaxtpu.plan.programs import Programs, whole_runs
 from jaxtpu.plan.search import plan_slice
 from jaxtpu.plan.timing import TimePrediction
 from tests.tiny import VOCABULARY, tiny_config
@@ -173,12 +174,59 @@ def test_plan_json_has_every_candidate(compiler, tmp_path):
     assert len(slice_["rows"]) + len(slice_["not_compiled"]) == len(plan.considered)
 
 
-@pytest.mark.parametrize(("gib", "ok"), [(16, True), (7.5, True), (16.5, False), (0, False)])
-def test_a_budget_is_at_most_the_physical_size(gib, ok):
+# Of v3's 16 GiB the compiler leaves 15.48 to a program.
+@pytest.mark.parametrize(("gib", "taken"), [(16, 15.48), (7.5, 7.5), (16.5, None), (0, None)])
+def test_a_budget_is_at_most_the_physical_size(gib, taken):
     slice_ = parse_slice("v3-8")
-    if ok:
-        assert command.budget(slice_, gib) == gib
+    if taken:
+        assert command.budget(slice_, gib) == taken
     else:
         with pytest.raises(ConfigError, match="--hbm_gib=.*16 GiB.*Use at most 16"):
             command.budget(slice_, gib)
     assert command.budget(slice_) == 8.0
+
+
+def whole(monkeypatch, plan, unfit):
+    """`whole_runs` where the programs of the first `unfit` rows fail."""
+    seen = []
+
+    def all_programs(config, row, slice_, units, **known):
+        seen.append(row)
+        return Programs(None, [], ["evaluate needs 9 GiB"] if len(seen) <= unfit else [])
+
+    monkeypatch.setattr(programs, "all_programs", all_programs)
+    return whole_runs(plan, tiny_config(), None, hbm_gib=8, vocab_size=VOCABULARY, on_progress=None)
+
+
+def test_the_next_candidate_is_best_where_another_program_does_not_fit(compiler, monkeypatch):
+    plan, work = planned(compiles=3)
+    checked, found = whole(monkeypatch, plan, unfit=1)
+    assert checked.best.candidate == plan.rows[1].candidate and not found.failures
+    assert not checked.rows[0].fits
+    text = shown(checked, work)
+    assert "it has a train step that fits, but evaluate needs 9 GiB" in text
+    assert text.rstrip().endswith(f"Use: {plan.rows[1].candidate.flags()}")
+
+
+def test_there_is_no_best_where_every_candidate_lacks_a_program(compiler, monkeypatch):
+    plan, work = planned(compiles=3)
+    checked, found = whole(monkeypatch, plan, unfit=3)
+    assert checked.best is None and found is None and not checked.failed
+    assert "Nothing fits that was compiled" in shown(checked, work)
+
+
+def test_a_compiler_that_always_fails_is_told(compiler):
+    compiler.answer = lambda request: CompileResult(error="INTERNAL: broken")
+    plan, work = planned(compiles=2)
+    assert plan.failed and plan.best is None
+    assert "Nothing could be compiled." in shown(plan, work)
+
+
+def test_meshes_that_a_run_would_refuse_are_no_candidates(compiler):
+    config = tiny_config()
+    config.model.vocab_multiple = 1  # 257 ids, which no tensor axis divides
+    plan, _ = planned(config, fixed={"mesh.context"})
+    assert {row.candidate.sizes["tensor"] for row in plan.considered} == {1}
+    with pytest.raises(ConfigError, match="mesh.tensor=8: every device"):
+        config.mesh.tensor = 8
+        planned(config, fixed={"mesh.context", "mesh.tensor"})
