@@ -224,9 +224,9 @@ def test_a_compiler_that_always_fails_is_told(compiler):
 
 def test_meshes_that_a_run_would_refuse_are_no_candidates(compiler):
     config = tiny_config()
-    config.model.vocab_multiple = 1  # 257 ids, which no tensor axis divides
+    config.sharding.max_replicated = 0.0  # norms are whole on every device
     plan, _ = planned(config, fixed={"mesh.context"})
-    assert {row.candidate.sizes["tensor"] for row in plan.considered} == {1}
-    with pytest.raises(ConfigError, match="mesh.tensor=8: every device"):
-        config.mesh.tensor = 8
-        planned(config, fixed={"mesh.context", "mesh.tensor"})
+    assert {row.candidate.mesh for row in plan.considered} == {(8, 1, 1, 1, 1)}
+    with pytest.raises(ConfigError, match="mesh.fsdp=8: every device"):
+        config.mesh.fsdp = 8
+        planned(config, fixed={"mesh.context", "mesh.fsdp"})
