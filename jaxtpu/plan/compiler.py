@@ -11,14 +11,12 @@ import functools
 import math
 import os
 import pathlib
-import re
 import time
-import traceback
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from jaxtpu.config import Config, finalize, run_units
-from jaxtpu.errors import ConfigError, UserError
+from jaxtpu.errors import UserError
 from jaxtpu.hardware import Slice, parse_slice
 from jaxtpu.plan.compile_cache import (
     DIRECTORY,
@@ -35,6 +33,7 @@ from jaxtpu.plan.compile_cache import (
     store,
     store_hlo,
 )
+from jaxtpu.plan.refusal import explain, failure, is_lasting
 from jaxtpu.plan.workers import Died, Pool, serve
 
 __all__ = [
@@ -48,18 +47,6 @@ _LIBTPU = {"TPU_SKIP_MDS_QUERY": "1", "ALLOW_MULTIPLE_LIBTPU_LOAD": "1"}
 _NOT_FOR_WORKERS = ("XLA_FLAGS", "NPROC", "JAX_COMPILATION_CACHE_DIR")
 _WORKER_BYTES = 3 * 2**30  # host memory: 1.6 to 2.3 GiB were seen for Llama-2-7B on v3-32
 _MACHINE_FAULT = "machine_fault"  # key of a worker's answer that is no result
-_LONGEST_LINE, _LONGEST_MESSAGE = 500, 20_000
-
-# The two ways in which libtpu 0.0.42.1 and 0.0.50.1 say that memory is short: an early one, before
-# the program is scheduled, and a late one, with a list of the largest allocations.
-_TOO_LARGE = re.compile(
-    r"RESOURCE_EXHAUSTED.*?"
-    r"(?:total memory required[^()]*\(|memory space hbm\. Used )(\d+(?:\.\d+)?)([BKMGT]?)",
-    re.DOTALL,
-)
-_UNITS = {"": 0, "B": 0, "K": 10, "M": 20, "G": 30, "T": 40}
-# What the compiler will say again; anything else may be the machine's fault.
-_LASTING = re.compile(r"INVALID_ARGUMENT|UNIMPLEMENTED|RESOURCE_EXHAUSTED|INTERNAL: Mosaic")
 
 
 def compile_all(
@@ -127,7 +114,7 @@ def _answers(
             del late[key]
             yield key, _result(answer)
     for key in late:
-        yield key, _failure(f"not compiled: the {budget_s:g} s for all of it are over")
+        yield key, failure(f"not compiled: the {budget_s:g} s for all of it are over")
 
 
 def _folder(directory: str) -> pathlib.Path:
@@ -157,19 +144,10 @@ def _affordable_workers() -> int:
 
 def _result(answer: dict[str, Any] | Died) -> CompileResult:
     if isinstance(answer, Died):
-        return _failure(answer.reason, answer.output)
+        return failure(answer.reason, answer.output)
     if _MACHINE_FAULT in answer:
-        raise UserError(f"a compile cannot be kept: {answer[_MACHINE_FAULT]}.")
+        raise UserError(f"compiling has stopped: {answer[_MACHINE_FAULT]}.")
     return CompileResult(**answer)
-
-
-def _failure(error: str, message: str = "", field: str = "") -> CompileResult:
-    return CompileResult(
-        versions=libtpu_versions(),
-        error=error[:_LONGEST_LINE],
-        field=field,
-        message=message[:_LONGEST_MESSAGE],
-    )
 
 
 # What follows runs in the workers.
@@ -281,24 +259,3 @@ def _fits(analysis: Any, hlo_path: str) -> CompileResult:
         hlo_path=hlo_path,
         versions=libtpu_versions(),
     )
-
-
-def explain(error: Exception) -> CompileResult:
-    """The result of a program that was not compiled because of `error`."""
-    if isinstance(error, UserError):
-        return _failure(str(error), field=error.field if isinstance(error, ConfigError) else "")
-    text = str(error).strip()
-    if too_large := _TOO_LARGE.match(text):
-        amount, unit = too_large.groups()
-        needed = round(float(amount) * 2 ** _UNITS[unit])
-        return dataclasses.replace(_failure("", text), needed_bytes=needed)
-    line = text.partition("\n")[0]
-    if is_lasting(error):
-        return _failure(line, text)
-    trace = "".join(traceback.format_exception(error))[-_LONGEST_MESSAGE:]
-    return _failure(f"{type(error).__name__}: {line}", trace)
-
-
-def is_lasting(error: Exception) -> bool:
-    """Whether the same request would fail again, so that the answer may be kept."""
-    return isinstance(error, ConfigError) or bool(_LASTING.match(str(error)))

@@ -106,12 +106,8 @@ def build_programs(config: Config, mesh: Mesh, units: RunUnits) -> Programs:
     if moved:
         kept = on_host(kept, optimizer.on_host(shapes.opt_state))
     state_shardings = TrainState(replicated, shardings, kept)
-    abstract_state = _with_shardings(shapes, state_shardings)
-    batch = batch_spec(config.data.batch_size, config.data.sequence_length)
-    batch_shardings = {
-        name: NamedSharding(mesh, rules.spec(("batch", "sequence"), leaf.shape))
-        for name, leaf in batch.items()
-    }
+    abstract_batch = _abstract_batch(config, rules)
+    batch_shardings = {name: leaf.sharding for name, leaf in abstract_batch.items()}
     options = _compiler_options(mesh)
     return Programs(
         mesh=mesh,
@@ -131,10 +127,19 @@ def build_programs(config: Config, mesh: Mesh, units: RunUnits) -> Programs:
             out_shardings=replicated,
             compiler_options=options,
         ),
-        abstract_state=abstract_state,
-        abstract_batch=_with_shardings(batch, batch_shardings),
+        abstract_state=_with_shardings(shapes, state_shardings),
+        abstract_batch=abstract_batch,
         undivided=undivided,
     )
+
+
+def _abstract_batch(config: Config, rules: Rules) -> dict[str, jax.ShapeDtypeStruct]:
+    batch = batch_spec(config.data.batch_size, config.data.sequence_length)
+    shardings = {
+        name: NamedSharding(rules.mesh, rules.spec(("batch", "sequence"), leaf.shape))
+        for name, leaf in batch.items()
+    }
+    return _with_shardings(batch, shardings)
 
 
 def _compiler_options(mesh: Mesh | AbstractMesh) -> dict[str, str] | None:

@@ -13,7 +13,7 @@ import pytest
 
 from jaxtpu.errors import ConfigError
 from jaxtpu.hardware import parse_slice
-from jaxtpu.plan import compile_cache, compiler
+from jaxtpu.plan import compile_cache, compiler, refusal
 from jaxtpu.plan.compiler import CompileRequest, CompileResult, compile_all, read_hlo
 from tests.tiny import VOCABULARY, tiny_config
 
@@ -63,10 +63,10 @@ def wide_config(batch_size=64) -> dict:
     ],
 )
 def test_too_little_memory_says_how_much_is_needed(text, needed):
-    result = compiler.explain(RuntimeError(text))
+    result = refusal.explain(RuntimeError(text))
     assert not result.fits and not result.error and result.message == text
     assert result.needed_bytes == round(needed)
-    assert compiler.is_lasting(RuntimeError(text))
+    assert refusal.is_lasting(RuntimeError(text))
 
 
 def test_other_failures_are_one_line():
@@ -74,13 +74,13 @@ def test_other_failures_are_one_line():
     mosaic = "INTERNAL: Mosaic failed to compile TPU kernel: Unsupported matmul RHS type on target"
     for text in (vmem, mosaic):
         error = RuntimeError(text + "\nSee https://openxla.org/xla/errors/error_2001\n\nand more")
-        result = compiler.explain(error)
+        result = refusal.explain(error)
         assert result.error == text and result.needed_bytes is None and "and more" in result.message
-        assert compiler.is_lasting(error)
+        assert refusal.is_lasting(error)
     bug = KeyError("axis")
-    assert compiler.explain(bug).error == "KeyError: 'axis'" and not compiler.is_lasting(bug)
+    assert refusal.explain(bug).error == "KeyError: 'axis'" and not refusal.is_lasting(bug)
     wrong = ConfigError("data.batch_size", 17, "is odd.")
-    assert compiler.explain(wrong).field == "data.batch_size"
+    assert refusal.explain(wrong).field == "data.batch_size"
 
 
 @pytest.mark.parametrize("total", [0, 128 * MIB])
