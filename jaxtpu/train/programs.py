@@ -25,6 +25,7 @@ from jaxtpu.sharding import (
     row_parts,
 )
 from jaxtpu.train.step import (
+    PerToken,
     TrainState,
     in_microbatches,
     make_batch_sums,
@@ -96,7 +97,16 @@ def build_programs(config: Config, mesh: Mesh, units: RunUnits) -> Programs:
         moved=moved,
     )
     init = make_init(model, optimizer, config.seed)
-    batch_sums = make_batch_sums(model, rules, config.loss, config.metrics)
+    options = {
+        "vocab_size": model.vocab_size,
+        "label_smoothing": config.label_smoothing,
+        "z_loss": config.z_loss,
+    }
+    trained = PerToken(config.loss, config.metrics, tuple(options.items()))
+    batch_sums = make_batch_sums(model, rules, trained, config.loss_chunk)
+    # Smoothing and z-loss shape the training; what is evaluated is the model.
+    evaluated = PerToken(config.loss, config.metrics)
+    eval_sums = make_batch_sums(model, rules, evaluated, config.loss_chunk)
     step = make_train_step(
         batch_sums, optimizer, shardings, config.train.microbatches, precision.accumulate
     )
@@ -122,7 +132,7 @@ def build_programs(config: Config, mesh: Mesh, units: RunUnits) -> Programs:
             compiler_options=options,
         ),
         eval_step=jax.jit(
-            in_microbatches(batch_sums, config.train.microbatches),
+            in_microbatches(eval_sums, config.train.microbatches),
             in_shardings=(shardings, batch_shardings),
             out_shardings=replicated,
             compiler_options=options,
