@@ -56,6 +56,12 @@ def test_a_damaged_file_is_made_again(folder, text):
     assert dataclasses.is_dataclass(config)
 
 
+def test_several_processes_are_told_what_to_paste(folder, monkeypatch):
+    monkeypatch.setattr(jax, "process_count", lambda: 2)
+    with pytest.raises(ConfigError, match="Paste the line that `run.py plan` ends with"):
+        taken()
+
+
 def test_devices_that_are_no_slice_are_told(folder):
     with pytest.raises(ConfigError, match="mesh.emulate=4: .*Use 8 or 32"):
         auto.slice_of(jax.devices()[:4])

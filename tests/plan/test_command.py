@@ -132,6 +132,10 @@ def test_without_the_compiler_the_estimate_is_told_as_one(tmp_path, monkeypatch,
         ([f"--config={TINY}", "--slice=v3-8", "--config.mesh.data=3"], "mesh='.*data=3.*--open"),
         ([f"--config={TINY}", "--slice=v3-8", "--config.data.batch_size=7"], "batch_size=7: "),
         ([f"--config={TINY}", "--slice=v3-8", "--config.mesh.fsdp=0"], "mesh.fsdp=0: "),
+        (
+            [f"--config={TINY}", "--slice=v3-8", "--config.mesh.data=-1", "--config.mesh.fsdp=-1"],
+            "mesh.fsdp=-1: only one axis",
+        ),
         ([f"--config={TINY}", "--slice=v3-8", "--hbm_gib=1e-9"], "Use at most 16, and 1 MiB"),
         ([f"--config={TINY}", "--slice=v3-8", "--config.name=../x"], "name='../x': .*a path"),
         (

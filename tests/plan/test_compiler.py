@@ -1,4 +1,5 @@
 import dataclasses
+import errno
 import json
 import os
 import pathlib
@@ -11,7 +12,7 @@ import types
 import jax
 import pytest
 
-from jaxtpu.errors import ConfigError
+from jaxtpu.errors import ConfigError, UserError
 from jaxtpu.hardware import parse_slice
 from jaxtpu.plan import compile_cache, compiler, refusal
 from jaxtpu.plan.compiler import CompileRequest, CompileResult, compile_all, read_hlo
@@ -104,6 +105,17 @@ def test_without_the_compiler_everything_says_so(monkeypatch, tmp_path):
     ):
         with pytest.raises(compiler.CompilerMissingError, match="available on Linux x86-64"):
             call()
+
+
+def test_a_full_disk_ends_all_compiling(tmp_path, monkeypatch):
+    def no_space(*_):
+        raise OSError(errno.ENOSPC, "No space left on device", "plans/x")
+
+    monkeypatch.setattr(compiler, "_compile", no_space)
+    task = {"folder": str(tmp_path), "key": "x", "request": dataclasses.asdict(request("train"))}
+    with pytest.raises(UserError, match="compiling has stopped: .*No space left on device"):
+        compiler._result(compiler._answer(task))
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize("program", compiler.PROGRAMS)
