@@ -1,8 +1,9 @@
 """What a compiled program's memory is for: parts that add up to the compiler's own total.
 
 The compiler gives one number (`CompileResult.hbm_bytes`); the live ranges of its schedule
-(`liveness`) give the buffers at the peak. Both are shown, with what is between them as a part of
-its own: what packing the buffers leaves unused, and whatever the walk has wrong.
+(`liveness`) give the buffers at the peak. Both are shown, with what is between them as parts of
+their own: the holes that packing the buffers leaves, by the compiler's account, and whatever the
+walk has wrong.
 """
 
 import dataclasses
@@ -19,10 +20,10 @@ PARAMETERS, OPTIMIZER, BATCH = "parameters", "optimizer state", "batch"
 GRADIENTS, ACTIVATIONS = "gradients", "saved activations"
 LOGITS, WEIGHT_COPIES, COLLECTIVES = "logits and loss", "weight copies", "collective buffers"
 ATTENTION, TEMPORARIES, RESULTS = "attention temporaries", "other temporaries", "results"
-PADDING, UNEXPLAINED = "padding to tiles", "packing, not explained"
+PADDING, HOLES, UNEXPLAINED = "padding to tiles", "holes between buffers", "not explained"
 PARTS = (
     PARAMETERS, OPTIMIZER, BATCH, GRADIENTS, ACTIVATIONS, LOGITS, WEIGHT_COPIES, COLLECTIVES,
-    ATTENTION, TEMPORARIES, RESULTS, PADDING, UNEXPLAINED,
+    ATTENTION, TEMPORARIES, RESULTS, PADDING, HOLES, UNEXPLAINED,
 )  # fmt: skip
 _ONE = {PARAMETERS: "parameter", GRADIENTS: "gradient", ACTIVATIONS: "saved activation"} | {
     WEIGHT_COPIES: "weight copy", COLLECTIVES: "collective buffer", RESULTS: "result",
@@ -139,7 +140,7 @@ def explain_memory(result: CompileResult) -> MemoryReport:
     made = timeline(module, outputs_reused=libtpu < _OUTPUTS_APART)
     return MemoryReport(
         hbm_bytes=result.hbm_bytes,
-        parts=breakdown(made, result.hbm_bytes),
+        parts=breakdown(made, result.hbm_bytes, result.peak_bytes),
         code_bytes=result.code_bytes,
         host_bytes=result.host_bytes,
         peak_bytes=made.peak_bytes,
@@ -151,17 +152,19 @@ def explain_memory(result: CompileResult) -> MemoryReport:
     )
 
 
-def breakdown(made: Timeline, hbm_bytes: int) -> dict[str, int]:
+def breakdown(made: Timeline, hbm_bytes: int, peak_bytes: int) -> dict[str, int]:
     """The parts of `hbm_bytes`, by `PARTS`; those that are nothing are 0.
 
     Args:
       made: of the program; its code is left out, as it is of `hbm_bytes`.
       hbm_bytes: the compiler's total.
+      peak_bytes: of them, what the compiler has live at the peak.
     """
     parts = Counter(dict.fromkeys(PARTS, 0))
     for tensor in _tensors(made):
         parts[tensor.part] += tensor.bytes - tensor.lost_bytes
         parts[PADDING] += tensor.lost_bytes
+    parts[HOLES] = hbm_bytes - peak_bytes
     parts[UNEXPLAINED] = hbm_bytes - sum(parts.values())
     return dict(parts)
 

@@ -98,6 +98,8 @@ class CompileResult:
       needed_bytes: where the budget is too small, how much the compiler would need. It prints three
         digits or so, and where far too much is needed, it counts without workspace and code: at
         least this much. None where it fits, or the text has no figure.
+      peak_bytes: of `hbm_bytes`, what is live at the peak; the rest are holes between buffers. More
+        budget, more holes: a program may fit in a budget that is as small as this.
       argument_bytes, output_bytes, alias_bytes, temp_bytes, code_bytes: as the compiler reports
         them: in HBM; they do not add up to `hbm_bytes`, for temporaries share memory.
       host_bytes: host memory (`pinned_host`) of arguments, results and temporaries.
@@ -112,6 +114,7 @@ class CompileResult:
     fits: bool = False
     hbm_bytes: int | None = None
     needed_bytes: int | None = None
+    peak_bytes: int = 0
     argument_bytes: int = 0
     output_bytes: int = 0
     alias_bytes: int = 0
@@ -186,7 +189,8 @@ def program_key(request: CompileRequest, stablehlo: str, device_ids: list[int]) 
     """Key of a lowered program on devices in this order, and of what it is compiled with."""
     slice_ = parse_slice(request.slice)
     topology = [slice_.topology_name, slice_.topology_kwargs, device_ids]
-    return _hash(stablehlo, request.options, topology, libtpu_versions(), _libtpu_flags())
+    told = [field.name for field in dataclasses.fields(CompileResult)]  # older answers lack some
+    return _hash(stablehlo, request.options, topology, libtpu_versions(), _libtpu_flags(), told)
 
 
 def _libtpu_flags() -> str:

@@ -246,10 +246,12 @@ def _fits(analysis: Any, hlo_path: str) -> CompileResult:
         - analysis.host_alias_size_in_bytes
         + analysis.host_temp_size_in_bytes
     )
+    peak = analysis.peak_memory_in_bytes - host
     total = getattr(analysis, "total_allocation_bytes", 0)  # jax 0.12; 0.10 has the peak only
     return CompileResult(
         fits=True,
-        hbm_bytes=total or analysis.peak_memory_in_bytes - host,
+        hbm_bytes=total or peak,
+        peak_bytes=peak,
         argument_bytes=analysis.argument_size_in_bytes,
         output_bytes=analysis.output_size_in_bytes,
         alias_bytes=analysis.alias_size_in_bytes,

@@ -16,15 +16,9 @@ from jaxtpu.config import load
 from jaxtpu.errors import ConfigError
 from jaxtpu.hardware import parse_slice
 from jaxtpu.plan import command, compile_cache
-from jaxtpu.plan.compiler import has_compiler
 
 ROOT = pathlib.Path(__file__).parents[2]
 TINY = str(ROOT / "tests" / "configs" / "tiny.py")
-
-needs_compiler = [
-    pytest.mark.tpu_compile,
-    pytest.mark.skipif(not has_compiler(), reason="libtpu is not installed"),
-]
 
 
 def start(cwd, *words: str, **options) -> subprocess.Popen:
@@ -49,7 +43,7 @@ def planned(tmp_path_factory):
 
 
 class TestCompiled:
-    pytestmark = needs_compiler
+    pytestmark = pytest.mark.tpu_compile
 
     def test_it_ends_well_and_quietly(self, planned):
         _, out, err, code = planned
@@ -81,7 +75,6 @@ class TestCompiled:
 
 
 @pytest.mark.tpu_compile
-@pytest.mark.skipif(not has_compiler(), reason="libtpu is not installed")
 @pytest.mark.skipif(not pathlib.Path("/proc/self/task").is_dir(), reason="no /proc")
 def test_ctrl_c_stops_the_workers(tmp_path):
     home = {**os.environ, "HOME": str(tmp_path)}  # nothing is cached there

@@ -26,7 +26,7 @@ def test_a_request_that_cannot_be():
         CompileRequest(config, "v3-9", 8, VOCABULARY)
 
 
-@pytest.mark.skipif(not compile_cache.has_compiler(), reason="libtpu is not installed")
+@pytest.mark.tpu_compile
 def test_the_key_has_what_matters(monkeypatch):
     first = request()
     key = compile_cache.request_key(first)

@@ -21,11 +21,6 @@ from tests.tiny import VOCABULARY, tiny_config
 ROOT = pathlib.Path(__file__).parents[2]
 MIB = 2**20
 
-needs_compiler = [
-    pytest.mark.tpu_compile,
-    pytest.mark.skipif(not compiler.has_compiler(), reason="libtpu is not installed"),
-]
-
 
 def request(program="train", budget_mib=8192, config=None, **changes) -> CompileRequest:
     config = config or tiny_config().to_dict()
@@ -205,7 +200,7 @@ def compiled(tmp_path_factory) -> Compiled:
 
 
 class TestCompiler:
-    pytestmark = needs_compiler
+    pytestmark = pytest.mark.tpu_compile
 
     def test_figures_are_those_of_a_direct_compile(self, compiled):
         train, evaluate, _ = compiled.results
@@ -236,13 +231,13 @@ class TestCompiler:
         assert len(told) == 12 and told[0] == (compiled.requests[0], compiled.results[0])
 
     def test_the_budget_is_enforced(self, compiled):
-        hbm = compiled.results[1].hbm_bytes
-        mib = hbm // MIB
-        asked = [request("evaluate", mib + d, wide_config()) for d in (8, -8)]
+        hbm, peak = compiled.results[1].hbm_bytes, compiled.results[1].peak_bytes
+        budgets = (hbm // MIB + 8, peak // MIB - 8)  # between them, holes are what it saves
+        asked = [request("evaluate", budget, wide_config()) for budget in budgets]
         above, below = compile_all(asked, workers=1, directory=compiled.folder)
-        assert above.fits and above.hbm_bytes <= (mib + 8) * MIB
+        assert above.fits and above.hbm_bytes <= budgets[0] * MIB
         assert not below.fits and not below.error and "exceeds available HBM" in below.message
-        assert abs(below.needed_bytes - hbm) < 4 * MIB
+        assert peak <= hbm and abs(below.needed_bytes - peak) < 4 * MIB
 
     def test_a_damaged_entry_is_compiled_again(self, compiled, started):
         key = compile_cache.request_key(compiled.requests[1])

@@ -10,16 +10,11 @@ from jaxtpu.hardware import parse_slice
 from jaxtpu.plan import oom
 from jaxtpu.plan.candidates import candidate_of
 from jaxtpu.plan.command import without_mesh
-from jaxtpu.plan.compiler import CompileRequest, compile_all, has_compiler
+from jaxtpu.plan.compiler import CompileRequest, compile_all
 from jaxtpu.plan.explain import explain, show_explanation
 from tests.tiny import VOCABULARY, tiny_config
 
 GIB = 2**30
-
-needs_compiler = [
-    pytest.mark.tpu_compile,
-    pytest.mark.skipif(not has_compiler(), reason="libtpu is not installed"),
-]
 
 
 def wide_config():
@@ -47,7 +42,7 @@ def explanation():
 
 
 class TestCompiled:
-    pytestmark = needs_compiler
+    pytestmark = pytest.mark.tpu_compile
 
     def test_the_largest_tensors_are_named(self, explanation):
         assert "all 16 GiB" in explanation.note

@@ -3,14 +3,10 @@
 import pytest
 
 from jaxtpu.observe.memory import tree_bytes_per_device
-from jaxtpu.plan import compiler
 from jaxtpu.plan.compiler import CompileRequest, CompileResult, compile_all
 from tests.tiny import VOCABULARY, programs_on, tiny_config
 
-pytestmark = [
-    pytest.mark.tpu_compile,
-    pytest.mark.skipif(not compiler.has_compiler(), reason="libtpu is not installed"),
-]
+pytestmark = pytest.mark.tpu_compile
 # More state than activations, in matrices that layers and rows divide.
 LARGE = {"embed": 1024, "layers": 6, "heads": 8, "kv_heads": 8, "head_dim": 128, "mlp": 4096}
 # More activations than state.

@@ -32,7 +32,7 @@ def events(levels: str, phases: str) -> list[Event]:
 def report(made: Timeline) -> MemoryReport:
     total = made.peak_bytes + MIB
     peak = moment(made, made.events[made.peak_index])
-    parts = breakdown(made, total)
+    parts = breakdown(made, total, total)
     tensors = largest(made, 15)
     return MemoryReport(total, parts, 0, 0, made.peak_bytes, peak, tensors, padded(made), {}, made)
 
