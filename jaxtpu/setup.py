@@ -25,7 +25,7 @@ from jaxtpu.train.programs import Programs, build_programs
 _FIXED = ("seed", "model.", "data.source", "data.train_split", "data.tokenizer",
           "data.text_field", "data.sequence_length", "precision.params", "optimizer.name",
           "optimizer.rounding", "optimizer.accumulate_steps")  # fmt: skip
-_FREE = ("model.attention", "model.remat")
+_FREE = ("model.attention", "model.remat", "model.remat_tensors", "model.remat_group")
 
 
 @dataclasses.dataclass(frozen=True)

@@ -48,10 +48,17 @@ class Undivided:
 
 @dataclasses.dataclass(frozen=True)
 class Rules:
-    """A mesh with the table that maps logical axes to its axes."""
+    """A mesh with the table that maps logical axes to its axes.
+
+    Attributes:
+      mesh: devices.
+      table: by logical axis, the mesh axes that divide it, outermost first.
+      mapped: mesh axes over which `jax.vmap` runs what is traced with these rules: no rule has them.
+    """
 
     mesh: Mesh
     table: dict[str, tuple[str, ...]]
+    mapped: tuple[str, ...] = ()
 
     def mesh_axes(self, logical_axis: str | None) -> tuple[str, ...]:
         """The mesh axes of more than one device that divide `logical_axis`."""
@@ -110,6 +117,14 @@ class Rules:
                     left.append((logical_axis, size, mesh_axis))
             entries.append(_as_entry(tuple(taken)))
         return P(*entries), left
+
+    def mapped_over(self, mesh_axis: str) -> "Rules":
+        """These rules for what `jax.vmap` runs over a mesh axis, as its `spmd_axis_name`."""
+        table = {
+            name: tuple(axis for axis in axes if axis != mesh_axis)
+            for name, axes in self.table.items()
+        }
+        return Rules(self.mesh, table, (*self.mapped, mesh_axis))
 
     @contextlib.contextmanager
     def active(self):

@@ -6,6 +6,7 @@
 import dataclasses
 
 from jaxtpu.config.duration import Duration
+from jaxtpu.config.remat import POLICIES, TENSORS
 from jaxtpu.config.section import Section, option, subsection
 
 _DTYPES = ("float32", "bfloat16")
@@ -46,8 +47,23 @@ class ModelConfig(Section, path="model"):
     remat: str = option(
         "full",
         "what the backward pass recomputes: none (keep all activations), full (keep each layer's "
-        "input only), dots (keep the results of matrix products with weights)",
-        choices=("none", "full", "dots"),
+        "input only), save_attention_out (keep attention's result too, so that its kernel runs "
+        "once), save_qkv (its arguments), save_attention (both), dots (the results of matrix "
+        "products with weights)",
+        choices=POLICIES,
+    )
+    remat_tensors: tuple[str, ...] = option(
+        (),
+        "tensors of a layer that are treated otherwise than model.remat says, as NAME=save, "
+        "NAME=offload (to the host's memory; where there is none, it is kept) or NAME=remat; names: "
+        f"{', '.join(TENSORS)}",
+    )
+    remat_group: int = option(
+        1,
+        "layers of which the forward pass keeps the first one's input only; the backward pass runs "
+        "them again together, and model.remat says what it keeps of them: near the square root of "
+        "model.layers it takes the least memory, for one more forward pass; 1 for none of this",
+        at_least=1,
     )
 
 
@@ -251,6 +267,25 @@ class Config(Section):
             "cross_entropy": "cross_entropy",
             "sparse_categorical_crossentropy": "cross_entropy",
         },
+    )
+    label_smoothing: float = option(
+        0.0,
+        "probability that the training loss spreads evenly over the vocabulary; evaluation takes "
+        "none",
+        at_least=0.0,
+        below=1.0,
+    )
+    z_loss: float = option(
+        0.0,
+        "factor of the squared log-sum-exp of the logits in the training loss, often 1e-4: it keeps "
+        "logits from drifting; evaluation takes none",
+        at_least=0.0,
+    )
+    loss_chunk: int = option(
+        0,
+        "tokens of a device whose logits are held at a time; 0 takes as many as have 64 MiB of "
+        "logits",
+        at_least=0,
     )
     metrics: tuple[str, ...] = option(
         (), "metrics besides the loss, in training and evaluation", choices=("accuracy",)

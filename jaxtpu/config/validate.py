@@ -4,6 +4,7 @@ import math
 import re
 
 from jaxtpu.config.duration import Duration, RunUnits, to_steps
+from jaxtpu.config.remat import remat_actions
 from jaxtpu.config.schema import Config, MeshConfig
 from jaxtpu.errors import ConfigError, nearest, nearest_multiples
 
@@ -121,6 +122,7 @@ def _finalize_model(config: Config, vocab_size: int) -> None:
             "model.head_dim", model.head_dim, "rotary positions turn pairs of features.",
             nearest_multiples(model.head_dim, 2),
         )  # fmt: skip
+    remat_actions(model.remat, model.remat_tensors)
 
 
 def _axes(rule: str) -> list[str]:

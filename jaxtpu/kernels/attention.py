@@ -8,6 +8,7 @@ from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
+from jax.ad_checkpoint import checkpoint_name
 
 from jaxtpu.errors import ConfigError
 from jaxtpu.hardware import generation_of
@@ -105,4 +106,5 @@ def xla_attention(
     mask_BTS &= jnp.arange(T)[:, None] >= jnp.arange(T)[None, :]
     scores_BKGTS = jnp.where(mask_BTS[:, None, None], scores_BKGTS * D**-0.5, MASKED)
     weights_BKGTS = jax.nn.softmax(scores_BKGTS, axis=-1).astype(v_BSKD.dtype)
-    return jnp.einsum("BKGTS,BSKD->BTKGD", weights_BKGTS, v_BSKD).reshape(B, T, H, D)
+    out_BTKGD = jnp.einsum("BKGTS,BSKD->BTKGD", weights_BKGTS, v_BSKD)
+    return checkpoint_name(out_BTKGD.reshape(B, T, H, D), "attention_out")

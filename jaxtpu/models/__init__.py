@@ -19,8 +19,9 @@ class ModelFamily:
     """What the trainer needs of a model.
 
     Attributes:
-      build: (config, precision, rngs) -> a Flax NNX module that maps a batch to logits, and whose
-        `nnx.Param`s carry `axes`, the logical name of each dimension.
+      build: (config, precision, rngs) -> a Flax NNX module that maps a batch to logits, has
+        `features_and_head`, what they are a product of, and whose `nnx.Param`s carry `axes`, the
+        logical name of each dimension.
       flops_per_token: (config, sequence_length) -> training FLOPs a token, no recomputation.
     """
 
@@ -42,6 +43,7 @@ class Model:
       abstract_params: nested dict of `jax.ShapeDtypeStruct`.
       axes: logical axes of each parameter, by path.
       init: key -> nested dict of parameters.
+      vocab_size: ids; logits from here on only pad the vocabulary.
       flops_per_token: training FLOPs a token, without recomputation.
     """
 
@@ -49,11 +51,18 @@ class Model:
     abstract_params: Any
     axes: dict[str, tuple[str | None, ...]]
     init: Callable[[jax.Array], Any]
+    vocab_size: int
     flops_per_token: float
 
     def apply(self, params: Any, batch: dict[str, jax.Array]) -> jax.Array:
         """Logits of `batch`."""
         return nnx.merge(self.graph, params)(batch)
+
+    def features_and_head(
+        self, params: Any, batch: dict[str, jax.Array]
+    ) -> tuple[jax.Array, jax.Array]:
+        """What the logits of `batch` are a product of: [B, T, E], and weights [E, V]."""
+        return nnx.merge(self.graph, params).features_and_head(batch)
 
 
 def make_model(config: ModelConfig, precision: Precision, sequence_length: int) -> Model:
@@ -75,6 +84,5 @@ def make_model(config: ModelConfig, precision: Precision, sequence_length: int) 
     axes = {"/".join(map(str, path)): variable.axes for path, variable in variables.items()}
     abstract_params = jax.eval_shape(init, jax.random.key(0))
     assert flatten(abstract_params).keys() == axes.keys()
-    return Model(
-        graph, abstract_params, axes, init, family.flops_per_token(config, sequence_length)
-    )
+    flops_per_token = family.flops_per_token(config, sequence_length)
+    return Model(graph, abstract_params, axes, init, config.vocab_size, flops_per_token)

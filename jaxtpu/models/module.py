@@ -18,7 +18,7 @@ class Module(nnx.Module):
     def __init_subclass__(cls, **kwargs):
         super().__init_subclass__(**kwargs)
         if "__call__" in cls.__dict__:
-            cls.__call__ = _scoped(cls.__call__)
+            cls.__call__ = scoped(cls.__call__)
 
     def __setattr__(self, name: str, value) -> None:
         if isinstance(value, Module):
@@ -26,7 +26,9 @@ class Module(nnx.Module):
         super().__setattr__(name, value)
 
 
-def _scoped(call):
+def scoped(call):
+    """A method of a `Module` that runs in its scope, as `__call__` does."""
+
     @functools.wraps(call)
     def scoped_call(self, *args, **kwargs):
         with jax.named_scope(self.scope or type(self).__name__.lower()):

@@ -6,19 +6,17 @@ F hidden features of the MLP, V vocabulary (padded), L layers.
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import nnx
+from jax.ad_checkpoint import checkpoint_name
 
 from jaxtpu.config import ModelConfig
 from jaxtpu.kernels.attention import attention
-from jaxtpu.models.module import Module
+from jaxtpu.kernels.cross_entropy import logits_of
+from jaxtpu.models.module import Module, scoped
+from jaxtpu.models.remat import scan_layers
 from jaxtpu.precision import Precision
 from jaxtpu.sharding import constrain
-
-_MASKED = -1e30
-_REMAT = {
-    "full": jax.checkpoint_policies.nothing_saveable,
-    "dots": jax.checkpoint_policies.dots_with_no_batch_dims_saveable,
-}
 
 
 def padded_vocabulary(config: ModelConfig) -> int:
@@ -57,15 +55,29 @@ class RMSNorm(Module):
         return (normal_BTE * self.scale[...].astype(jnp.float32)).astype(x_BTE.dtype)
 
 
-def rotate(x_BTHD: jax.Array, positions_BT: jax.Array, theta: float) -> jax.Array:
+def rotary_tables(positions_BT: jax.Array, config: ModelConfig) -> tuple[jax.Array, jax.Array]:
+    """Cosines and sines of the rotary angles, float32 [B, T, 1, D]; both features of a pair have
+    its angle."""
+    half = config.head_dim // 2
+    frequencies = config.rope_theta ** (-jnp.arange(half, dtype=jnp.float32) / half)
+    angles_BT1D = positions_BT[..., None, None].astype(jnp.float32) * jnp.tile(frequencies, 2)
+    return jnp.cos(angles_BT1D), jnp.sin(angles_BT1D)
+
+
+def rotate(x_BTHD: jax.Array, tables: tuple[jax.Array, jax.Array]) -> jax.Array:
     """Rotary positions (arXiv:2104.09864); features i and i + D/2 form a pair, as in Llama."""
-    half = x_BTHD.shape[-1] // 2
-    frequencies = theta ** (-jnp.arange(half, dtype=jnp.float32) / half)
-    angles_BT1D = positions_BT[..., None, None].astype(jnp.float32) * frequencies
-    sin, cos = jnp.sin(angles_BT1D), jnp.cos(angles_BT1D)
-    first, second = jnp.split(x_BTHD.astype(jnp.float32), 2, axis=-1)
-    turned = jnp.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1)
-    return turned.astype(x_BTHD.dtype)
+    cos_BT1D, sin_BT1D = tables
+    D = x_BTHD.shape[-1]
+    # On TPU, a product with a signed permutation is cheaper than moving half of each row of lanes;
+    # it is exact: every sum has one term.
+    swap_DD = np.roll(np.diag(np.where(np.arange(D) < D // 2, 1.0, -1.0)), D // 2, axis=1)
+    other_BTHD = jnp.matmul(
+        x_BTHD,
+        swap_DD.astype(x_BTHD.dtype),
+        precision="highest",
+        preferred_element_type=jnp.float32,
+    )
+    return (x_BTHD.astype(jnp.float32) * cos_BT1D + other_BTHD * sin_BT1D).astype(x_BTHD.dtype)
 
 
 class Attention(Module):
@@ -76,16 +88,18 @@ class Attention(Module):
         self.key = Linear((E, K, D), key_axes, precision, rngs=rngs)
         self.value = Linear((E, K, D), key_axes, precision, rngs=rngs)
         self.out = Linear((H, D, E), ("heads", "head_dim", "embed"), precision, inputs=2, rngs=rngs)
-        self.theta, self.implementation = config.rope_theta, config.attention
+        self.implementation = config.attention
 
-    def __call__(self, x_BTE, segment_ids_BT, positions_BT) -> jax.Array:
+    def __call__(self, x_BTE, segment_ids_BT, tables) -> jax.Array:
         q_BTHD = constrain(self.query(x_BTE), "batch", "sequence", "heads", "head_dim")
         k_BTKD = constrain(self.key(x_BTE), "batch", "sequence", "kv_heads", "head_dim")
         v_BTKD = constrain(self.value(x_BTE), "batch", "sequence", "kv_heads", "head_dim")
-        q_BTHD = rotate(q_BTHD, positions_BT, self.theta)
-        k_BTKD = rotate(k_BTKD, positions_BT, self.theta)
+        q_BTHD = checkpoint_name(rotate(q_BTHD, tables), "query")
+        k_BTKD = checkpoint_name(rotate(k_BTKD, tables), "key")
+        v_BTKD = checkpoint_name(v_BTKD, "value")
         mixed_BTHD = attention(self.implementation, q_BTHD, k_BTKD, v_BTKD, segment_ids_BT)
-        return self.out(constrain(mixed_BTHD, "batch", "sequence", "heads", "head_dim"))
+        out_BTE = self.out(constrain(mixed_BTHD, "batch", "sequence", "heads", "head_dim"))
+        return checkpoint_name(out_BTE, "attention_projection")
 
 
 class MLP(Module):
@@ -98,7 +112,9 @@ class MLP(Module):
         self.down = Linear((F, E), ("mlp", "embed"), precision, rngs=rngs)
 
     def __call__(self, x_BTE: jax.Array) -> jax.Array:
-        hidden_BTF = jax.nn.silu(self.gate(x_BTE)) * self.up(x_BTE)
+        gate_BTF = checkpoint_name(self.gate(x_BTE), "mlp_gate")
+        up_BTF = checkpoint_name(self.up(x_BTE), "mlp_up")
+        hidden_BTF = checkpoint_name(jax.nn.silu(gate_BTF) * up_BTF, "mlp_hidden")
         return self.down(constrain(hidden_BTF, "batch", "sequence", "mlp"))
 
 
@@ -109,9 +125,9 @@ class Layer(Module):
         self.mlp_norm = RMSNorm(config, precision)
         self.mlp = MLP(config, precision, rngs=rngs)
 
-    def __call__(self, x_BTE, segment_ids_BT, positions_BT) -> jax.Array:
+    def __call__(self, x_BTE, segment_ids_BT, tables) -> jax.Array:
         x_BTE = constrain(x_BTE, "batch", "sequence", "embed")
-        x_BTE += self.attention(self.attention_norm(x_BTE), segment_ids_BT, positions_BT)
+        x_BTE += self.attention(self.attention_norm(x_BTE), segment_ids_BT, tables)
         x_BTE += self.mlp(self.mlp_norm(x_BTE))
         return constrain(x_BTE, "batch", "sequence", "embed")
 
@@ -127,20 +143,16 @@ class Decoder(Module):
             if isinstance(parameter, nnx.Param):
                 parameter.set_metadata(axes=("layers", *parameter.axes))
         self.final_norm = RMSNorm(config, precision)
-        self.remat = config.remat
+        self.config = config
 
     def __call__(self, x_BTE, segment_ids_BT, positions_BT) -> jax.Array:
         graph, stacked = nnx.split(self.layers)
+        tables = rotary_tables(positions_BT, self.config)  # once for all layers
 
-        def body(x_BTE, layer_params):
-            layer = nnx.merge(graph, layer_params)
-            return layer(x_BTE, segment_ids_BT, positions_BT), None
+        def layer(x_BTE, params):
+            return nnx.merge(graph, params)(x_BTE, segment_ids_BT, tables)
 
-        if self.remat != "none":
-            # Within a scan the compiler cannot merge the two copies, so the barrier is not needed.
-            body = jax.checkpoint(body, policy=_REMAT[self.remat], prevent_cse=False)
-        x_BTE, _ = jax.lax.scan(body, x_BTE, nnx.to_pure_dict(stacked))
-        return self.final_norm(x_BTE)
+        return self.final_norm(scan_layers(layer, x_BTE, nnx.to_pure_dict(stacked), self.config))
 
 
 class Embedding(Module):
@@ -152,9 +164,6 @@ class Embedding(Module):
 
     def __call__(self, ids_BT: jax.Array) -> jax.Array:
         return self.table[...].astype(self.compute)[ids_BT]
-
-    def logits(self, x_BTE: jax.Array) -> jax.Array:
-        return x_BTE @ self.table[...].astype(self.compute).T
 
 
 class Transformer(Module):
@@ -174,12 +183,17 @@ class Transformer(Module):
         Args:
           batch: `inputs`, `segment_ids` and `positions`, each int32 [B, T].
         """
+        logits_BTV = logits_of(*self.features_and_head(batch), self.vocab_size)
+        return constrain(logits_BTV, "batch", "sequence", "vocab")
+
+    @scoped
+    def features_and_head(self, batch: dict[str, jax.Array]) -> tuple[jax.Array, jax.Array]:
+        """What the logits are a product of: [B, T, E], and weights [E, V]."""
         x_BTE = constrain(self.embedding(batch["inputs"]), "batch", "sequence", "embed")
         x_BTE = self.decoder(x_BTE, batch["segment_ids"], batch["positions"])
-        logits_BTV = self.embedding.logits(x_BTE) if self.tied else self.head(x_BTE)
-        logits_BTV = constrain(logits_BTV, "batch", "sequence", "vocab").astype(jnp.float32)
-        is_id_V = jnp.arange(logits_BTV.shape[-1]) < self.vocab_size
-        return jnp.where(is_id_V, logits_BTV, _MASKED)
+        if self.tied:
+            return x_BTE, self.embedding.table[...].astype(self.embedding.compute).T
+        return x_BTE, self.head.kernel[...].astype(self.head.compute)
 
 
 def flops_per_token(config: ModelConfig, sequence_length: int) -> float:

@@ -57,7 +57,7 @@ def startup_rows(
             f"{config.precision.params} parameters, {config.precision.compute} compute; "
             f"softmax, norms and loss float32",
         ),
-        ("rematerialisation", model.remat),
+        ("rematerialisation", _rematerialisation(config, programs)),
         ("attention", "{}: {}".format(*_attention(config, programs))),
         ("batch", _batch(config, programs)),
         (
@@ -100,6 +100,16 @@ def _devices(mesh: jax.sharding.Mesh) -> str:
 def _padding(params: Any, vocab_size: int) -> str:
     padded = params["embedding"]["table"].shape[0] if "embedding" in params else vocab_size
     return f" (padded to {padded})" if padded != vocab_size else ""
+
+
+def _rematerialisation(config: Config, programs: Programs) -> str:
+    model = config.model
+    groups = [f"groups of {model.remat_group} layers"] if model.remat_group > 1 else []
+    words = ", ".join((model.remat, *model.remat_tensors, *groups))
+    platform = programs.mesh.devices.flat[0].platform
+    if "offload" in words and platform != "tpu":
+        words += f"; {platform} has no host memory apart: what is to be offloaded is kept"
+    return words
 
 
 def _parameters(params: Any) -> str:

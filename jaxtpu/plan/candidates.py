@@ -13,15 +13,20 @@ from jaxtpu.errors import ConfigError, nearest_multiples
 from jaxtpu.hardware import Slice
 from jaxtpu.kernels.attention import choose_attention
 
-_REMAT = ("none", "dots", "full")  # what is cheapest in time first
+# What is cheapest in time first.
+_REMAT = ("none", "dots", "save_attention", "save_attention_out", "full")
 _MOST_MICROBATCHES = 16
 # Axes that a plan may use. `expert` divides nothing in a dense model that `data` does not: it takes
 # part where the user sets it.
 _OPEN_AXES = ("data", "fsdp", "context", "tensor")
 _MESH_FIELDS = tuple(f"mesh.{axis}" for axis in MESH_AXES)
-KNOBS = ("model.remat", "model.attention", "train.microbatches", "optimizer.placement")
+KNOBS = (
+    "model.remat", "model.remat_group", "model.attention", "train.microbatches",
+    "optimizer.placement",
+)  # fmt: skip
 _SHORT = {
     "train.microbatches": "{} microbatches",
+    "model.remat_group": "groups of {} layers",
     "model.attention": "{} attention",
     "optimizer.placement": "optimizer on the {}",
 }
@@ -63,8 +68,8 @@ class Candidate:
         return " x ".join(axes) or "one device"
 
     def __str__(self) -> str:
-        usual = ("optimizer.placement", "device")
-        words = [_SHORT.get(k[0], "{}").format(k[1]) for k in self.knobs if k != usual]
+        usual = ("optimizer.placement", "device"), ("model.remat_group", 1)
+        words = [_SHORT.get(k[0], "{}").format(k[1]) for k in self.knobs if k not in usual]
         return ", ".join([self.mesh_words(), *words])
 
 
@@ -115,7 +120,10 @@ def candidates(config: Config, slice_: Slice, fixed: set[str]) -> Iterator[Candi
         if rest or not rows or not _divides_model(config, sizes):
             continue
         for values in itertools.product(*_choices(config, slice_, sizes, rows, fixed)):
-            yield Candidate(mesh, tuple(zip(KNOBS, values, strict=True)))
+            candidate = Candidate(mesh, tuple(zip(KNOBS, values, strict=True)))
+            grouped = candidate["model.remat_group"] > 1 and "model.remat_group" not in fixed
+            if candidate["model.remat"] == "full" or not grouped:
+                yield candidate
 
 
 def _meshes(config: Config, slice_: Slice, fixed: set[str]) -> Iterator[tuple[int, ...]]:
@@ -160,7 +168,8 @@ def _choices(
 ) -> list[list[Any]]:
     """The values of each of `KNOBS` on a mesh where a device has `rows` sequences."""
     open_choices = {
-        "model.remat": lambda: list(_REMAT),
+        "model.remat": lambda: ["full"] if config.model.remat_tensors else list(_REMAT),
+        "model.remat_group": lambda: [1, _square_root(config.model.layers)],
         "model.attention": lambda: _attention(config, slice_, sizes["context"]),
         "train.microbatches": lambda: [n for n in _divisors(rows) if n <= _MOST_MICROBATCHES],
         "optimizer.placement": lambda: _placements(config.optimizer),
@@ -182,6 +191,13 @@ def _attention(config: Config, slice_: Slice, context: int) -> list[str]:
     best, _ = choose_attention("auto", kind, length, context)
     plain, _ = choose_attention("auto", kind, length, sequence_parts=2)
     return list(dict.fromkeys([best, plain]))
+
+
+def _square_root(layers: int) -> int:
+    """The size of groups that keeps the least: near the root, and a divisor if there is one."""
+    least = lambda group: layers / group + group  # noqa: E731
+    divisors = [n for n in _divisors(layers) if least(n) < 1.2 * least(math.sqrt(layers))]
+    return min(divisors, key=least, default=round(math.sqrt(layers)))
 
 
 def _placements(optimizer: OptimizerConfig) -> list[str]:

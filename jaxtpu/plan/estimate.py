@@ -238,7 +238,7 @@ class _Holder:
 
 def _key(config: Config) -> str:
     values = config.to_dict()
-    values["model"] |= {"remat": "", "attention": ""}  # they change no shape
+    values["model"] |= {"remat": "", "remat_group": 1, "attention": ""}  # they change no shape
     return repr([values[name] for name in ("model", "precision", "optimizer", "data")])
 
 

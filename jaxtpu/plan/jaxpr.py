@@ -48,6 +48,9 @@ def _inline(jaxpr, names: dict) -> Iterator[Operation]:
     """`names` maps variables of `jaxpr` to the outer values that they stand for."""
     value = lambda v: None if hasattr(v, "val") else names.get(v, v)  # noqa: E731
     for equation in jaxpr.eqns:
+        if equation.primitive.name == "name":  # for checkpoint policies: the value itself
+            names[equation.outvars[0]] = value(equation.invars[0])
+            continue
         inner = None if equation.primitive.name in _NOT_ENTERED else called(equation)
         if inner is None:
             inputs = tuple(map(value, equation.invars))
@@ -80,10 +83,13 @@ def body(scan):
     return scan.params["jaxpr"].jaxpr
 
 
-def stacked_results(scan) -> list:
-    """The results of a scan that have one part of each run of the body; the rest are carried."""
-    pairs = zip(scan.outvars, body(scan).outvars, strict=True)
-    return [outer for outer, inner in pairs if len(outer.aval.shape) > len(inner.aval.shape)]
+def results(scan) -> tuple[list, list]:
+    """(values that a scan carries, those that it stacks, which have a dimension more than its body
+    makes). Parameters of the equation that say so differ between versions of JAX."""
+    carried, stacked = [], []
+    for outer, inner in zip(scan.outvars, body(scan).outvars, strict=True):
+        (carried if outer.aval.shape == inner.aval.shape else stacked).append(outer)
+    return carried, stacked
 
 
 @dataclasses.dataclass(frozen=True)

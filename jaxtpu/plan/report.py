@@ -189,7 +189,8 @@ def _cells(values: dict, row: Row) -> list[str]:
             optional("dollars_per_billion_tokens", "{:,.0f}"),
             f"{values['days']:,.1f}",
         ]
-    knobs = [str(row.candidate[name]) for name in ("model.remat", "model.attention")]
+    remat, group = row.candidate["model.remat"], row.candidate["model.remat_group"]
+    knobs = [remat if group == 1 else f"{remat}, by {group}", row.candidate["model.attention"]]
     return [
         row.candidate.mesh_words(),
         *knobs,

@@ -78,14 +78,15 @@ def bytes_moved(
     part = weights / sizes["tensor"] * itemsize
     rows = config.data.batch_size / (sizes["data"] * sizes["fsdp"] * sizes["expert"])
     token_bytes = rows * config.data.sequence_length * itemsize
-    again = model.remat == "full"
+    grouped = 1 < model.remat_group < model.layers
+    again = (model.remat not in ("none", "dots")) + grouped
     activation = token_bytes / sizes["context"] * model.embed
     keys = 2 * token_bytes * model.kv_heads * model.head_dim / sizes["tensor"]
     ring = lambda axis: (sizes[axis] - 1) / sizes[axis]  # noqa: E731
     reduced = 2 * part / sizes["fsdp"] * microbatches
     return {
         "data": reduced * ring("data"),
-        "fsdp": 3 * part * ring("fsdp") * microbatches,
+        "fsdp": (3 + grouped) * part * ring("fsdp") * microbatches,
         "context": (reduced + (2 + again) * model.layers * keys) * ring("context"),
         "tensor": 2 * (4 + 2 * again) * model.layers * activation * ring("tensor"),
     }

@@ -18,10 +18,20 @@ import jax
 from jaxtpu.config import Config, RunUnits
 from jaxtpu.mesh import make_mesh
 from jaxtpu.models.transformer import padded_vocabulary
-from jaxtpu.plan.jaxpr import Cost, body, costs, scans, stacked_results, tiled_bytes, working_bytes
+from jaxtpu.plan.jaxpr import Cost, body, costs, results, scans, tiled_bytes, working_bytes
 from jaxtpu.sharding import Rules
 from jaxtpu.train.programs import build_programs
 
+_TRACED = (
+    "model",
+    "data",
+    "precision",
+    "loss",
+    "label_smoothing",
+    "z_loss",
+    "loss_chunk",
+    "metrics",
+)
 _ONE_DEVICE = {"data": 1, "fsdp": 1, "expert": 1, "context": 1, "tensor": 1}
 
 
@@ -34,7 +44,8 @@ class LocalCosts:
       saved_bytes: activations stacked by the forward scan for the backward one.
       saved_weight_bytes: copies of weights among them, as large as if fsdp were 1.
       layer_bytes: the most that is alive within one layer.
-      loss_bytes: the most that is alive outside of the layers, logits above all.
+      loss_bytes: the most that is alive outside of the layers: a chunk of logits, and the gradient
+        of the head's weights.
     """
 
     operations: tuple[Cost, ...]
@@ -85,7 +96,7 @@ def local_config(config: Config, rules: Rules) -> Config:
 def local_costs(config: Config, rules: Rules, units: RunUnits) -> LocalCosts:
     """Costs of one microbatch of `config` on one device of the mesh."""
     local = local_config(config, rules)
-    key = json.dumps([local.to_dict()[name] for name in ("model", "data", "precision", "loss")])
+    key = json.dumps([local.to_dict()[name] for name in _TRACED])
     whole = _trace(key, _Uncompared((local, units)))
     parts = math.prod(rules.mesh.shape[axis] for axis in rules.mesh_axes("sequence"))
     return whole.divided(parts) if parts > 1 else whole
@@ -110,14 +121,15 @@ def _trace(_key: str, arguments: _Uncompared) -> LocalCosts:
     programs = build_programs(config, make_mesh(_ONE_DEVICE, jax.devices()[:1]), units)
     jaxpr = programs.train_step.trace(programs.abstract_state, programs.abstract_batch).jaxpr.jaxpr
     stacked = {leaf.shape for leaf in jax.tree.leaves(programs.abstract_state.params)}
-    weights = stacked | {shape[1:] for shape in stacked}
-    saved = saved_weights = 0
+    stacked |= _in_groups(stacked, config.model.layers, config.model.remat_group)
+    weights = stacked | {shape[1:] for shape in stacked} | {shape[2:] for shape in stacked}
+    loss, others = [], []
     for scan in scans(jaxpr):
-        for kept in () if scan.params["reverse"] else stacked_results(scan):
-            if kept.aval.shape in stacked:
-                saved_weights += tiled_bytes(kept.aval)
-            else:
-                saved += tiled_bytes(kept.aval)
+        (loss if _sums_weights(scan, weights) else others).append(scan)
+    kept = [value for scan in others for value in _kept(scan)]
+    kept_weights = [value for value in kept if value.aval.shape in stacked]
+    saved_weights = sum(tiled_bytes(value.aval) for value in kept_weights)
+    saved = sum(tiled_bytes(value.aval) for value in kept) - saved_weights
     counted = collections.Counter()
     for cost in costs(jaxpr):
         counted[cost.flops, cost.bytes, cost.kernel] += cost.count
@@ -125,6 +137,42 @@ def _trace(_key: str, arguments: _Uncompared) -> LocalCosts:
         operations=tuple(Cost(count, *rest) for rest, count in counted.items()),
         saved_bytes=saved,
         saved_weight_bytes=saved_weights,
-        layer_bytes=max(working_bytes(body(scan), weights) for scan in scans(jaxpr)),
-        loss_bytes=working_bytes(jaxpr, weights),
+        layer_bytes=max(_at_once(scan, weights) for scan in others),
+        loss_bytes=working_bytes(jaxpr, weights)
+        + sum(_carried(scan) + working_bytes(body(scan), weights) for scan in loss),
     )
+
+
+def _in_groups(shapes: set[tuple[int, ...]], layers: int, group: int) -> set[tuple[int, ...]]:
+    """Shapes of what is stacked over layers, as groups of layers take it."""
+    if not 1 < group < layers:
+        return set()
+    stacked = [shape[1:] for shape in shapes if shape[:1] == (layers,)]
+    counts = (layers // group, group), (group,), (layers % group,)
+    return {(*count, *shape) for shape in stacked for count in counts}
+
+
+def _kept(scan) -> list:
+    """What a forward scan stacks for the backward one."""
+    return [] if scan.params["reverse"] else results(scan)[1]
+
+
+def _at_once(scan, weights: set[tuple[int, ...]]) -> int:
+    """The most bytes alive in a run of a scan's body: of a layer, or of a group of layers with what
+    it keeps for its own backward pass."""
+    inner = scans(body(scan))
+    kept = [v.aval for s in inner for v in _kept(s) if v.aval.shape not in weights]
+    within = max((_at_once(s, weights) for s in inner), default=0)
+    return working_bytes(body(scan), weights) + sum(map(tiled_bytes, kept)) + within
+
+
+def _sums_weights(scan, weights: set[tuple[int, ...]]) -> bool:
+    """Whether a scan carries the gradient of weights, of the head, from chunk to chunk of tokens;
+    over layers, the residual stream is carried."""
+    shapes = [value.aval.shape for value in results(scan)[0]]
+    return any(shape in weights or shape[::-1] in weights for shape in shapes if len(shape) > 1)
+
+
+def _carried(scan) -> int:
+    """Bytes that a scan carries: over the tokens, the float32 gradient of the head."""
+    return sum(tiled_bytes(value.aval) for value in results(scan)[0])

@@ -25,6 +25,7 @@ from jaxtpu.sharding import (
     row_parts,
 )
 from jaxtpu.train.step import (
+    PerToken,
     TrainState,
     in_microbatches,
     make_batch_sums,
@@ -96,9 +97,25 @@ def build_programs(config: Config, mesh: Mesh, units: RunUnits) -> Programs:
         moved=moved,
     )
     init = make_init(model, optimizer, config.seed)
-    batch_sums = make_batch_sums(model, rules, config.loss, config.metrics)
+    options = {
+        "vocab_size": model.vocab_size,
+        "label_smoothing": config.label_smoothing,
+        "z_loss": config.z_loss,
+    }
+    trained = PerToken(config.loss, config.metrics, tuple(options.items()))
+    replicas = _replicas(config, rules)
+    train_rules = rules.mapped_over("data") if replicas > 1 else rules
+    train_sums = make_batch_sums(model, train_rules, trained, config.loss_chunk)
+    # Smoothing and z-loss shape the training; what is evaluated is the model.
+    evaluated = PerToken(config.loss, config.metrics)
+    eval_sums = make_batch_sums(model, rules, evaluated, config.loss_chunk)
     step = make_train_step(
-        batch_sums, optimizer, shardings, config.train.microbatches, precision.accumulate
+        train_sums,
+        optimizer,
+        shardings,
+        config.train.microbatches,
+        precision.accumulate,
+        replicas,
     )
     shapes = jax.eval_shape(init)
     replicated = NamedSharding(mesh, P())
@@ -122,7 +139,7 @@ def build_programs(config: Config, mesh: Mesh, units: RunUnits) -> Programs:
             compiler_options=options,
         ),
         eval_step=jax.jit(
-            in_microbatches(batch_sums, config.train.microbatches),
+            in_microbatches(eval_sums, config.train.microbatches),
             in_shardings=(shardings, batch_shardings),
             out_shardings=replicated,
             compiler_options=options,
@@ -131,6 +148,15 @@ def build_programs(config: Config, mesh: Mesh, units: RunUnits) -> Programs:
         abstract_batch=abstract_batch,
         undivided=undivided,
     )
+
+
+def _replicas(config: Config, rules: Rules) -> int:
+    """Parts of the batch whose gradients are summed over microbatches apart from each other: those
+    of the mesh axis `data`, where it is the outermost of the batch and divides nothing else."""
+    divided = {name for name, axes in rules.table.items() if "data" in axes}
+    if config.train.microbatches == 1 or divided != {"batch"} or rules.table["batch"][0] != "data":
+        return 1
+    return rules.mesh.shape["data"]
 
 
 def _abstract_batch(config: Config, rules: Rules) -> dict[str, jax.ShapeDtypeStruct]:

@@ -1,5 +1,6 @@
 """The step: one pure function that the loop runs, the planner compiles and the tests compare."""
 
+import dataclasses
 from typing import Any
 
 import flax.struct
@@ -7,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from jaxtpu.kernels.chunked_loss import token_sums
 from jaxtpu.kernels.cross_entropy import cross_entropy
 from jaxtpu.models import Model
 from jaxtpu.optimizer import Optimizer
@@ -14,7 +16,7 @@ from jaxtpu.sharding import Rules
 
 LOSSES = {"cross_entropy": cross_entropy}
 METRICS = {
-    "accuracy": lambda logits_BTV, targets_BT: jnp.argmax(logits_BTV, axis=-1) == targets_BT,
+    "accuracy": lambda logits, targets: jnp.argmax(logits, axis=-1) == targets,
 }
 
 
@@ -43,16 +45,43 @@ def make_init(model: Model, optimizer: Optimizer, seed: int):
     return init
 
 
-def make_batch_sums(model: Model, rules: Rules, loss: str, metrics: tuple[str, ...]):
-    """(params, batch) -> sums over the real tokens of a batch: `loss`, each metric, `tokens`."""
+@dataclasses.dataclass(frozen=True)
+class PerToken:
+    """(logits [..., V], targets [...]) -> the value of each token, float32 [...], by name.
+
+    Attributes:
+      loss: name in `LOSSES`; the value is called `loss`.
+      metrics: names in `METRICS`.
+      options: keyword arguments of the loss, as pairs.
+    """
+
+    loss: str
+    metrics: tuple[str, ...] = ()
+    options: tuple[tuple[str, Any], ...] = ()
+
+    def __call__(self, logits: jax.Array, targets: jax.Array) -> dict[str, jax.Array]:
+        values = {name: METRICS[name](logits, targets) for name in self.metrics}
+        return {"loss": LOSSES[self.loss](logits, targets, **dict(self.options))} | values
+
+
+def make_batch_sums(model: Model, rules: Rules, per_token: PerToken, chunk: int):
+    """(params, batch) -> sums over the real tokens of a batch: `loss`, each metric, `tokens`.
+
+    Args:
+      per_token: what is summed.
+      chunk: tokens of a device whose logits are held at a time; 0 for automatic.
+    """
 
     def batch_sums(params: Any, batch: dict[str, jax.Array]) -> dict[str, jax.Array]:
-        with rules.active():
-            logits_BTV = model.apply(params, batch)
         weights_BT = batch["weights"]
-        each = {"loss": LOSSES[loss](logits_BTV, batch["targets"])}
-        each |= {name: METRICS[name](logits_BTV, batch["targets"]) for name in metrics}
-        sums = {name: jnp.sum(value_BT * weights_BT) for name, value_BT in each.items()}
+        with rules.active():
+            x_BTE, head_EV = model.features_and_head(params, batch)
+            # As a part of the model: reports leave out the outermost name.
+            with jax.named_scope("model/loss"):
+                sums = token_sums(
+                    per_token, x_BTE, head_EV, batch["targets"], weights_BT,
+                    vocab_size=model.vocab_size, chunk=chunk,
+                )  # fmt: skip
         return sums | {"tokens": jnp.sum(weights_BT)}
 
     return batch_sums
@@ -70,8 +99,28 @@ def in_microbatches(fun, microbatches: int):
     return summed
 
 
+def on_each_replica(fun, replicas: int):
+    """`fun(params, batch, ...)`, whose results are sums, run on the part of the batch that each
+    index of the mesh axis `data` has; what they give is added up once, at the end."""
+    if replicas == 1:
+        return fun
+
+    def summed(params: Any, batch: dict[str, jax.Array], *rest):
+        batch = jax.tree.map(lambda x: x.reshape(replicas, -1, *x.shape[1:]), batch)
+        in_axes = (None, 0, *(None for _ in rest))
+        results = jax.vmap(fun, in_axes, spmd_axis_name="data")(params, batch, *rest)
+        return jax.tree.map(lambda x: jnp.sum(x, axis=0), results)
+
+    return summed
+
+
 def make_train_step(
-    batch_sums, optimizer: Optimizer, param_shardings: Any, microbatches: int, accumulate: jnp.dtype
+    batch_sums,
+    optimizer: Optimizer,
+    param_shardings: Any,
+    microbatches: int,
+    accumulate: jnp.dtype,
+    replicas: int = 1,
 ):
     """The function (state, batch) -> (state, metrics).
 
@@ -84,6 +133,9 @@ def make_train_step(
       param_shardings: gradients are kept divided as the parameters are.
       microbatches: parts of the batch that are run one after the other.
       accumulate: dtype of the gradients summed over microbatches.
+      replicas: parts of the batch that keep their own sums over microbatches: one reduction over
+        the mesh axis `data` a step, not one a microbatch. `batch_sums` is then of rules that are
+        `mapped_over("data")`.
     """
 
     def gradient_and_sums(params, batch, tokens):
@@ -98,7 +150,7 @@ def make_train_step(
 
     def train_step(state: TrainState, batch: dict[str, jax.Array]):
         tokens = jnp.maximum(jnp.sum(batch["weights"]), 1.0)
-        summed = in_microbatches(gradient_and_sums, microbatches)
+        summed = on_each_replica(in_microbatches(gradient_and_sums, microbatches), replicas)
         gradient, sums = summed(state.params, batch, tokens)
         params, opt_state = optimizer.update(
             gradient, tokens, state.opt_state, state.params, state.step
