@@ -269,7 +269,7 @@ def _how_to_divide(
     """What would let `mesh_axis` divide `arrays`, given as (logical axes, shape)."""
     parts = rules.mesh.shape[mesh_axis]
     names = [name for name, mesh_axes in rules.table.items() if mesh_axis in mesh_axes]
-    names = [name for name in names if name not in ("batch", "sequence")]
+    names = [name for name in names if name not in ("batch", "sequence", "residual")]
     if not names:
         usual = [f"sharding.{name}={rule}" for name, rule in ShardingConfig().to_dict().items()
                  if rule == mesh_axis]  # fmt: skip

@@ -95,6 +95,9 @@ class ShardingConfig(Section, path="sharding"):
 
     batch: str = option("data,fsdp,expert", "examples")
     sequence: str = option("context", "tokens of a sequence")
+    residual: str = option(
+        "context,tensor", "tokens of the residual stream between layers, which are kept there"
+    )
     layers: str = option("", "stacked layers")
     embed: str = option("fsdp", "residual stream features (in activations the batch has fsdp)")
     mlp: str = option("tensor", "hidden features of the MLP")

@@ -125,7 +125,9 @@ class _Layout:
         if not self.vocab:
             return x
         if not self.axes:
-            return jax.lax.with_sharding_constraint(x, NamedSharding(self.mesh, P(None, self.vocab)))
+            return jax.lax.with_sharding_constraint(
+                x, NamedSharding(self.mesh, P(None, self.vocab))
+            )
         return _constrain_last(x, self.vocab)
 
 

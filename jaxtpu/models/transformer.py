@@ -126,10 +126,10 @@ class Layer(Module):
         self.mlp = MLP(config, precision, rngs=rngs)
 
     def __call__(self, x_BTE, segment_ids_BT, tables) -> jax.Array:
-        x_BTE = constrain(x_BTE, "batch", "sequence", "embed")
+        x_BTE = constrain(x_BTE, "batch", "residual", "embed")
         x_BTE += self.attention(self.attention_norm(x_BTE), segment_ids_BT, tables)
         x_BTE += self.mlp(self.mlp_norm(x_BTE))
-        return constrain(x_BTE, "batch", "sequence", "embed")
+        return constrain(x_BTE, "batch", "residual", "embed")
 
 
 class Decoder(Module):
@@ -189,7 +189,7 @@ class Transformer(Module):
     @scoped
     def features_and_head(self, batch: dict[str, jax.Array]) -> tuple[jax.Array, jax.Array]:
         """What the logits are a product of: [B, T, E], and weights [E, V]."""
-        x_BTE = constrain(self.embedding(batch["inputs"]), "batch", "sequence", "embed")
+        x_BTE = constrain(self.embedding(batch["inputs"]), "batch", "residual", "embed")
         x_BTE = self.decoder(x_BTE, batch["segment_ids"], batch["positions"])
         if self.tied:
             return x_BTE, self.embedding.table[...].astype(self.embedding.compute).T

@@ -169,7 +169,7 @@ def _choices(
     """The values of each of `KNOBS` on a mesh where a device has `rows` sequences."""
     open_choices = {
         "model.remat": lambda: ["full"] if config.model.remat_tensors else list(_REMAT),
-        "model.remat_group": lambda: [1, _square_root(config.model.layers)],
+        "model.remat_group": lambda: sorted({1, _square_root(config.model.layers)}),
         "model.attention": lambda: _attention(config, slice_, sizes["context"]),
         "train.microbatches": lambda: [n for n in _divisors(rows) if n <= _MOST_MICROBATCHES],
         "optimizer.placement": lambda: _placements(config.optimizer),

@@ -96,9 +96,11 @@ def local_config(config: Config, rules: Rules) -> Config:
 def local_costs(config: Config, rules: Rules, units: RunUnits) -> LocalCosts:
     """Costs of one microbatch of `config` on one device of the mesh."""
     local = local_config(config, rules)
+    divided_by = lambda axis: math.prod(rules.mesh.shape[a] for a in rules.mesh_axes(axis))  # noqa: E731
+    parts, residual = divided_by("sequence"), divided_by("residual")
+    apart = residual // parts if config.data.sequence_length % residual == 0 else 1
     key = json.dumps([local.to_dict()[name] for name in _TRACED])
-    whole = _trace(key, _Uncompared((local, units)))
-    parts = math.prod(rules.mesh.shape[axis] for axis in rules.mesh_axes("sequence"))
+    whole = _trace(key, apart, _Uncompared((local, units)))
     return whole.divided(parts) if parts > 1 else whole
 
 
@@ -116,7 +118,7 @@ class _Uncompared:
 
 
 @functools.lru_cache(maxsize=1024)
-def _trace(_key: str, arguments: _Uncompared) -> LocalCosts:
+def _trace(_key: str, residual_parts: int, arguments: _Uncompared) -> LocalCosts:
     config, units = arguments.value
     programs = build_programs(config, make_mesh(_ONE_DEVICE, jax.devices()[:1]), units)
     jaxpr = programs.train_step.trace(programs.abstract_state, programs.abstract_batch).jaxpr.jaxpr
@@ -125,11 +127,12 @@ def _trace(_key: str, arguments: _Uncompared) -> LocalCosts:
     weights = stacked | {shape[1:] for shape in stacked} | {shape[2:] for shape in stacked}
     loss, others = [], []
     for scan in scans(jaxpr):
-        (loss if _sums_weights(scan, weights) else others).append(scan)
-    kept = [value for scan in others for value in _kept(scan)]
-    kept_weights = [value for value in kept if value.aval.shape in stacked]
-    saved_weights = sum(tiled_bytes(value.aval) for value in kept_weights)
-    saved = sum(tiled_bytes(value.aval) for value in kept) - saved_weights
+        (loss if _is_of_loss(scan) else others).append(scan)
+    tokens = config.data.batch_size, config.data.sequence_length
+    size = _StoredBytes((*tokens, config.model.embed), residual_parts)
+    kept = [value.aval for scan in others for value in _kept(scan)]
+    saved_weights = sum(size(array) for array in kept if array.shape in stacked)
+    saved = sum(map(size, kept)) - saved_weights
     counted = collections.Counter()
     for cost in costs(jaxpr):
         counted[cost.flops, cost.bytes, cost.kernel] += cost.count
@@ -137,10 +140,26 @@ def _trace(_key: str, arguments: _Uncompared) -> LocalCosts:
         operations=tuple(Cost(count, *rest) for rest, count in counted.items()),
         saved_bytes=saved,
         saved_weight_bytes=saved_weights,
-        layer_bytes=max(_at_once(scan, weights) for scan in others),
+        layer_bytes=max(_at_once(scan, weights, size) for scan in others),
         loss_bytes=working_bytes(jaxpr, weights)
         + sum(_carried(scan) + working_bytes(body(scan), weights) for scan in loss),
     )
+
+
+@dataclasses.dataclass(frozen=True)
+class _StoredBytes:
+    """Bytes of what is kept from pass to pass.
+
+    Attributes:
+      residual: shape of the residual stream between layers.
+      parts: that the mesh divides it into there, beyond what it divides everything into.
+    """
+
+    residual: tuple[int, int, int]
+    parts: int
+
+    def __call__(self, array) -> int:
+        return tiled_bytes(array) // (self.parts if array.shape[-3:] == self.residual else 1)
 
 
 def _in_groups(shapes: set[tuple[int, ...]], layers: int, group: int) -> set[tuple[int, ...]]:
@@ -157,20 +176,18 @@ def _kept(scan) -> list:
     return [] if scan.params["reverse"] else results(scan)[1]
 
 
-def _at_once(scan, weights: set[tuple[int, ...]]) -> int:
+def _at_once(scan, weights: set[tuple[int, ...]], size: _StoredBytes) -> int:
     """The most bytes alive in a run of a scan's body: of a layer, or of a group of layers with what
     it keeps for its own backward pass."""
     inner = scans(body(scan))
     kept = [v.aval for s in inner for v in _kept(s) if v.aval.shape not in weights]
-    within = max((_at_once(s, weights) for s in inner), default=0)
-    return working_bytes(body(scan), weights) + sum(map(tiled_bytes, kept)) + within
+    within = max((_at_once(s, weights, size) for s in inner), default=0)
+    return working_bytes(body(scan), weights) + sum(map(size, kept)) + within
 
 
-def _sums_weights(scan, weights: set[tuple[int, ...]]) -> bool:
-    """Whether a scan carries the gradient of weights, of the head, from chunk to chunk of tokens;
-    over layers, the residual stream is carried."""
-    shapes = [value.aval.shape for value in results(scan)[0]]
-    return any(shape in weights or shape[::-1] in weights for shape in shapes if len(shape) > 1)
+def _is_of_loss(scan) -> bool:
+    """Whether a scan is over the chunks of tokens, not over layers: its scope says so."""
+    return "model/loss" in str(scan.source_info.name_stack)
 
 
 def _carried(scan) -> int:

@@ -87,6 +87,7 @@ def test_the_candidate_of_a_config_runs_as_the_config_says():
     assert candidate.sizes == {"data": 1, "fsdp": 8, "expert": 1, "context": 1, "tensor": 1}
     assert dict(candidate.knobs) == {
         "model.remat": "none",
+        "model.remat_group": 1,
         "model.attention": "xla",
         "train.microbatches": 1,
         "optimizer.placement": "device",
