@@ -286,7 +286,7 @@ class Config(Section):
     )
     loss_chunk: int = option(
         0,
-        "tokens of a device whose logits are held at a time; 0 takes as many as have 64 MiB of "
+        "tokens of a device whose logits are held at a time; 0 takes as many as have 256 MiB of "
         "logits",
         at_least=0,
     )

@@ -27,7 +27,7 @@ from jaxtpu.sharding import active_rules, constrain
 # (logits_NV, targets_N) -> values of each token, float32 [N], by name; the gradient is that of
 # `loss`.
 PerToken = Callable[[jax.Array, jax.Array], dict[str, jax.Array]]
-_CHUNK_BYTES = 64 * 2**20  # of float32 logits
+_CHUNK_BYTES = 256 * 2**20  # of float32 logits
 _LANES = 128
 
 
@@ -50,7 +50,7 @@ def token_sums(
       x_BTE: what the head is applied to.
       head_EV: the output projection.
       vocab_size: ids from here on only pad the vocabulary.
-      chunk: tokens of a device at a time; 0 takes as many as have 64 MiB of float32 logits.
+      chunk: tokens of a device at a time; 0 takes as many as have 256 MiB of float32 logits.
     """
     return _token_sums((per_token, vocab_size, chunk), x_BTE, head_EV, targets_BT, weights_BT)
 
@@ -204,7 +204,7 @@ def _on_one_device(
 
 
 def automatic_chunk(tokens: int, vocabulary: int) -> int:
-    """Tokens whose float32 logits are at most 64 MiB: what divides `tokens`, if that is half of
+    """Tokens whose float32 logits are at most 256 MiB: what divides `tokens`, if that is half of
     what there is room for; else whole lanes, and the last chunk is padded."""
     most = max(1, _CHUNK_BYTES // (4 * vocabulary))
     if tokens <= most:

@@ -32,7 +32,7 @@ class Linear(Module):
         for size in shape[:inputs]:
             fan_in *= size
         kernel = jax.random.normal(rngs.params(), shape, precision.params) * fan_in**-0.5
-        self.kernel = nnx.Param(kernel, axes=axes)
+        self.kernel = nnx.Param(kernel, axes=axes, computed=True)
         self.inputs, self.compute = inputs, precision.compute
 
     def __call__(self, x: jax.Array) -> jax.Array:
@@ -159,7 +159,9 @@ class Embedding(Module):
     def __init__(self, config: ModelConfig, precision: Precision, *, rngs: nnx.Rngs):
         shape = (padded_vocabulary(config), config.embed)
         table_VE = jax.random.normal(rngs.params(), shape, precision.params) * config.init_std
-        self.table = nnx.Param(table_VE, axes=("vocab", "embed"))
+        # A tied table has two gradients, which are added in its own number format.
+        computed = not config.tied_embeddings
+        self.table = nnx.Param(table_VE, axes=("vocab", "embed"), computed=computed)
         self.compute = precision.compute
 
     def __call__(self, ids_BT: jax.Array) -> jax.Array:

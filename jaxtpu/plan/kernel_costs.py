@@ -43,16 +43,26 @@ def kernel_seconds(
     Args:
       moved: bytes of the operands and results, for a kernel that does not say.
     """
-    known = instruction.backend_config.get("custom_call_config", {}).get("cost_estimate", {})
-    moved = int(known.get("bytes_accessed", moved))
-    flops, name = int(known.get("flops", 0)), kernel_name(instruction.op_name)
-    if name in _PRODUCTS:
-        shapes = [computation.by_name[operand].shape for operand in instruction.operands]
-        queries = next(s for s in shapes if s.dtype in ("bf16", "f32") and len(s.dims) > 2)
-        block = _BLOCK.search(instruction.text)
-        flops = splash_flops(name, queries.dims, int(block[1]) if block else _USUAL_BLOCK)
-    peak = generation.peak_flops_bf16 * efficiency(name, generation)
+    moved = int(_stated(instruction).get("bytes_accessed", moved))
+    peak = generation.peak_flops_bf16 * efficiency(kernel_name(instruction.op_name), generation)
+    flops = kernel_flops(instruction, computation)
     return max(flops / peak, moved / generation.hbm_bandwidth)
+
+
+def kernel_flops(instruction: Instruction, computation: Computation) -> float:
+    """FLOPs of a kernel's products, without blocks that it skips."""
+    name = kernel_name(instruction.op_name)
+    if name not in _PRODUCTS:
+        return int(_stated(instruction).get("flops", 0))
+    shapes = [computation.by_name[operand].shape for operand in instruction.operands]
+    queries = next(s for s in shapes if s.dtype in ("bf16", "f32") and len(s.dims) > 2)
+    block = _BLOCK.search(instruction.text)
+    return splash_flops(name, queries.dims, int(block[1]) if block else _USUAL_BLOCK)
+
+
+def _stated(instruction: Instruction) -> dict:
+    """The kernel's own cost estimate."""
+    return instruction.backend_config.get("custom_call_config", {}).get("cost_estimate", {})
 
 
 def kernel_name(name: str) -> str:

@@ -27,7 +27,7 @@ from jaxtpu.plan.collectives import (
 )
 from jaxtpu.plan.fusions import MOVES, Fusions, operand_bytes
 from jaxtpu.plan.hlo import HOST, Computation, Instruction, Module, trip_count
-from jaxtpu.plan.kernel_costs import KERNEL, kernel_seconds
+from jaxtpu.plan.kernel_costs import KERNEL, kernel_flops, kernel_seconds
 
 # Share of the compiler's rate that matrix products reach; the same for every generation. Fitted by
 # `run.py plan --validate` to published speeds: the best of 0.75 to 1, the compiler as it is.
@@ -78,6 +78,7 @@ class Player:
       now: seconds so far.
       cycles: so far, as the compiler estimates them.
       seconds: of compute and of waits for copies, by category.
+      kernel_seconds, kernel_flops: of Pallas kernels.
       busy, exposed: seconds of collectives, and those of them that are waited for, by kind.
       collectives: how often each runs.
       unknown_loops: names of loops whose length is not known.
@@ -88,6 +89,7 @@ class Player:
         self._fusions = Fusions(module)
         self._clock = clock(slice_.generation)
         self.now, self.cycles = 0.0, 0
+        self.kernel_seconds = self.kernel_flops = 0.0
         self.seconds: collections.Counter[str] = collections.Counter()
         self.busy: collections.Counter[str] = collections.Counter()
         self.exposed: collections.Counter[str] = collections.Counter()
@@ -238,6 +240,9 @@ class Player:
             seconds = cycles / self._clock
             if self._fusions.is_product(instruction):
                 seconds /= self._constants.product_efficiency
+        if instruction.custom_call_target == KERNEL:
+            self.kernel_seconds += seconds * weight
+            self.kernel_flops += kernel_flops(instruction, computation) * weight
         if seconds:
             self.now += seconds
             self.seconds[self._category(instruction)] += seconds * weight

@@ -22,7 +22,9 @@ class TimePrediction:
       seconds: by CATEGORIES; `attention` is scores, softmax and mixing, not its projections.
       exposed: seconds waited for collectives, by kind (`dcn`: those between slices).
       hidden: seconds of collectives that compute covers, by kind.
-      cycles: the compiler's, of all operations that have any.
+      cycles: the compiler's, of all operations that have any: Pallas kernels have none.
+      kernel_seconds: of Pallas kernels; a part of `seconds`.
+      kernel_flops: of their products.
       collectives: each collective, and how often it runs in a step.
       unknown_loops: names of loops whose length the program does not tell: counted once.
     """
@@ -31,6 +33,8 @@ class TimePrediction:
     exposed: dict[str, float]
     hidden: dict[str, float]
     cycles: int
+    kernel_seconds: float = 0.0
+    kernel_flops: float = 0.0
     collectives: tuple[tuple[Collective, int], ...] = ()
     unknown_loops: tuple[str, ...] = ()
 
@@ -87,6 +91,8 @@ def predict_time(module: Module, slice_: Slice, constants: Constants = CONSTANTS
             kind: max(0.0, seconds - player.exposed[kind]) for kind, seconds in player.busy.items()
         },
         cycles=player.cycles,
+        kernel_seconds=player.kernel_seconds,
+        kernel_flops=player.kernel_flops,
         collectives=tuple(player.collectives.items()),
         unknown_loops=tuple(dict.fromkeys(player.unknown_loops)),
     )

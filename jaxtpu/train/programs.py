@@ -110,6 +110,7 @@ def build_programs(config: Config, mesh: Mesh, units: RunUnits) -> Programs:
     evaluated = PerToken(config.loss, config.metrics)
     eval_sums = make_batch_sums(model, rules, evaluated, config.loss_chunk)
     step = make_train_step(
+        model.cast,
         train_sums,
         optimizer,
         shardings,

@@ -115,6 +115,7 @@ def on_each_replica(fun, replicas: int):
 
 
 def make_train_step(
+    cast,
     batch_sums,
     optimizer: Optimizer,
     param_shardings: Any,
@@ -129,6 +130,7 @@ def make_train_step(
     `tokens`, `grad_norm`, `learning_rate`.
 
     Args:
+      cast: the parameters as gradients are taken with respect to (`Model.cast`).
       batch_sums: from `make_batch_sums`.
       param_shardings: gradients are kept divided as the parameters are.
       microbatches: parts of the batch that are run one after the other.
@@ -143,7 +145,7 @@ def make_train_step(
             sums = batch_sums(params, batch)
             return sums["loss"] / tokens, sums
 
-        gradient, sums = jax.grad(mean_loss, has_aux=True)(params)
+        gradient, sums = jax.grad(mean_loss, has_aux=True)(cast(params))
         if microbatches > 1:  # one gradient is not summed: the update widens it part by part
             gradient = jax.tree.map(lambda g: g.astype(accumulate), gradient)
         return jax.lax.with_sharding_constraint(gradient, param_shardings), sums
