@@ -24,6 +24,11 @@ def padded_vocabulary(config: ModelConfig) -> int:
     return -(-config.vocab_size // config.vocab_multiple) * config.vocab_multiple
 
 
+def _normal(rngs: nnx.Rngs, shape, deviation: float, precision: Precision) -> jax.Array:
+    """Of one seed, the same numbers in every number format, rounded."""
+    return (jax.random.normal(rngs.params(), shape) * deviation).astype(precision.params)
+
+
 class Linear(Module):
     """A product over the first `inputs` dimensions of the kernel, without bias."""
 
@@ -31,7 +36,7 @@ class Linear(Module):
         fan_in = 1
         for size in shape[:inputs]:
             fan_in *= size
-        kernel = jax.random.normal(rngs.params(), shape, precision.params) * fan_in**-0.5
+        kernel = _normal(rngs, shape, fan_in**-0.5, precision)
         self.kernel = nnx.Param(kernel, axes=axes, computed=True)
         self.inputs, self.compute = inputs, precision.compute
 
@@ -158,7 +163,7 @@ class Decoder(Module):
 class Embedding(Module):
     def __init__(self, config: ModelConfig, precision: Precision, *, rngs: nnx.Rngs):
         shape = (padded_vocabulary(config), config.embed)
-        table_VE = jax.random.normal(rngs.params(), shape, precision.params) * config.init_std
+        table_VE = _normal(rngs, shape, config.init_std, precision)
         # A tied table has two gradients, which are added in its own number format.
         computed = not config.tied_embeddings
         self.table = nnx.Param(table_VE, axes=("vocab", "embed"), computed=computed)

@@ -81,7 +81,10 @@ FAST = {
     "v2-8": _GATE,
     "v3-8": _GATE,
     "v3-32": {"model.remat": "save_attention", "model.remat_tensors": "mlp_gate=save"},
-    "v5e-16": {"model.remat": "save_attention", "model.remat_tensors": "mlp_gate=save"},
+    "v5e-16": {
+        "model.remat": "save_attention_out",
+        "model.remat_tensors": "mlp_gate=save,query=save,key=save",
+    },
     "v6e-8": {"model.remat": "save_attention"},
 }
 
