@@ -2,8 +2,11 @@
 
 import pytest
 
+from jaxtpu.hardware import parse_slice
 from jaxtpu.observe.memory import tree_bytes_per_device
-from jaxtpu.plan.compiler import CompileRequest, CompileResult, compile_all
+from jaxtpu.plan.compiler import CompileRequest, CompileResult, compile_all, read_hlo
+from jaxtpu.plan.hlo import parse_hlo
+from jaxtpu.plan.timing import predict_time
 from tests.tiny import VOCABULARY, programs_on, tiny_config
 
 pytestmark = pytest.mark.tpu_compile
@@ -47,6 +50,36 @@ def test_microbatches_need_less_memory_for_the_same_batch():
     sections = {"model": WIDE, "data": {"batch_size": 64, "sequence_length": 512}}
     one, four = compiled(sections, sections | {"train": {"microbatches": 4}})
     assert four.hbm_bytes < 0.5 * one.hbm_bytes
+
+
+def test_slices_exchange_gradients_once_however_many_microbatches():
+    """Accumulated, they are float32; of one microbatch they are bfloat16."""
+    sections = {"model": LARGE, "data": {"batch_size": 128, "sequence_length": 128}}
+    sections |= {"mesh": {"data": 2, "fsdp": 8}, "precision": {"compute": "bfloat16"}}
+    two, eight = (
+        communication(sections | {"train": {"microbatches": number}}, "2xv3-8")["dcn"]
+        for number in (2, 8)
+    )
+    size = tree_bytes_per_device(programs_on({"fsdp": 8}, model=LARGE).abstract_state.params)
+    assert size < two[1] < 1.6 * size  # the embedding's rows come on top
+    assert eight[1] < 1.1 * two[1]
+
+
+def test_the_residual_stream_is_divided_over_tensor_between_layers():
+    model = WIDE | {"layers": 12, "mlp": 512}
+    sections = {"model": model, "data": {"batch_size": 32, "sequence_length": 1024}}
+    sections |= {"mesh": {"fsdp": 2, "tensor": 4}}
+    divided, whole = compiled(sections, sections | {"sharding": {"residual": "context"}})
+    kept = 12 * 16 * 1024 * 256 * 4  # of each layer its input: float32, half of the batch
+    assert whole.hbm_bytes - divided.hbm_bytes > 0.5 * kept
+
+
+def communication(sections: dict, slice_name: str) -> dict:
+    """(runs, bytes) of each kind of collective of a train step."""
+    request = CompileRequest(tiny_config(**sections).to_dict(), slice_name, 8.0, VOCABULARY)
+    (result,) = compile_all([request])
+    assert result.fits, result.error or result.message
+    return predict_time(parse_hlo(read_hlo(result)), parse_slice(slice_name)).communication
 
 
 def test_lean_state_needs_less_memory():
