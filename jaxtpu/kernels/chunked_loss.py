@@ -4,11 +4,12 @@ Each device takes its own tokens chunk by chunk. A chunk's gradient is computed 
 while its logits are there, and only scaled in the backward one (as in arXiv:2410.10989): nothing is
 computed twice, and the logits of one chunk are all that is ever held. The head's weights are
 gathered once, before the chunks; its gradient is summed over them in float32 on each device, and
-reduced over devices once, after them.
+reduced over devices once, after them. Where the vocabulary is large and the tokens are few, that
+would be more than everything else: then the devices of `fsdp` divide the vocabulary, as those of
+`tensor` do, and all of them take the tokens of each.
 
 Dimensions: B batch, T positions, E features, V vocabulary (padded); of one device: N tokens of a
-chunk, C chunks;
-P parts that the mesh divides all tokens into.
+chunk, C chunks; P parts that the mesh divides all tokens into.
 """
 
 import dataclasses
@@ -76,6 +77,7 @@ def _run(how, with_gradients: bool, x_BTE, head_EV, targets_BT, weights_BT):
     """(sums, gradients of `loss` with respect to `x_BTE` and `head_EV`; () without)."""
     layout = _layout((*targets_BT.shape, head_EV.shape[1]))
     local = functools.partial(_on_one_device, *how, with_gradients, layout)
+    x_BTE, targets_BT, weights_BT = map(layout.placed, (x_BTE, targets_BT, weights_BT))
     if not layout.axes:
         return local(x_BTE, head_EV, targets_BT, weights_BT)
     features, apart = P(*layout.tokens, None), P(layout.axes, None, None)
@@ -120,6 +122,12 @@ class _Layout:
         """The mesh axes that divide the tokens."""
         return tuple(axis for entry in self.tokens for axis in _names(entry))
 
+    def placed(self, x_BT: jax.Array) -> jax.Array:
+        """An array [B, T, ...], divided as `tokens` says."""
+        if self.mesh is None:
+            return x_BT
+        return jax.lax.with_sharding_constraint(x_BT, NamedSharding(self.mesh, self.tokens))
+
     def divided(self, x: jax.Array) -> jax.Array:
         """An array [..., V], divided along V."""
         if not self.vocab:
@@ -152,14 +160,15 @@ def _layout(logits_shape: tuple[int, int, int]) -> _Layout:
     rules = active_rules()
     if rules is None or rules.mesh.size == 1:
         return _Layout()
-    batch, sequence, vocab = rules.spec(("batch", "sequence", "vocab"), logits_shape)
-    return _Layout(
-        rules.mesh,
-        P(batch, sequence),
-        _names(vocab),
-        math.prod(rules.mesh.shape[axis] for axis in _names(vocab)),
-        rules.mapped,
-    )
+    B, T, V = logits_shape
+    batch, sequence, vocab = map(_names, rules.spec(("batch", "sequence", "vocab"), logits_shape))
+    parts = lambda axes: math.prod(rules.mesh.shape[axis] for axis in axes)  # noqa: E731
+    rest = tuple(axis for axis in batch if axis != "fsdp")
+    tokens, own = B * T // parts((*rest, *sequence)), V // parts(vocab)
+    if "fsdp" in batch and own % parts(["fsdp"]) == 0 and 2 * tokens <= own:
+        batch, vocab = rest, (*vocab, "fsdp")
+    spec = P(*(names or None for names in (batch, sequence)))
+    return _Layout(rules.mesh, spec, vocab, parts(vocab), rules.mapped)
 
 
 def _on_one_device(

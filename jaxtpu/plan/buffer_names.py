@@ -136,7 +136,8 @@ class Naming:
 
     def _stacked(self, maker: Instruction) -> Iterator[Instruction]:
         """What makes the parts that `maker` puts into stacks."""
-        stacks = {v.shape.num_elements // v.shape.dims[0] for v in self._made[maker]}
+        shapes = [value.shape for value in self._made[maker] if value.shape.dims]  # no scalars
+        stacks = {shape.num_elements // shape.dims[0] for shape in shapes}
         inputs = {id(v): v for made in self._made[maker] for v in made.inputs}
         return (v.maker for v in inputs.values() if v.shape.num_elements in stacks)
 

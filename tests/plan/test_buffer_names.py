@@ -59,6 +59,17 @@ def test_a_stack_is_named_after_what_is_put_into_it():
     assert (stack.kind, stack.path) == ("saved activation", "decoder/layers/mlp/gate")
 
 
+def test_a_scalar_that_is_made_beside_a_stack_is_none():
+    update = "jit(step)/jvp(net)/decoder/while/body/dynamic_update_slice"
+    text = f"""%p = {SLICE} parameter(0), metadata={{op_name="batch"}}
+        %f = ({STACK}, f32[]) fusion(%p), kind=kLoop, calls=%none{meta(update)}
+        %u = {STACK} get-tuple-element(%f), index=0
+        %s = f32[] get-tuple-element(%f), index=1
+        ROOT %r = ({STACK}, f32[]) tuple(%u, %s)"""
+    found = at_peak(text, computation("none", "ROOT %r.1 = f32[] exponential()"))
+    assert any(buffer.dims == (24, 256, 1024) for buffer in found)
+
+
 def test_a_buffer_without_a_name_takes_its_readers():
     text = f"""%p = {SLICE} parameter(0), metadata={{op_name="batch"}}
         %a = {SLICE} negate(%p)

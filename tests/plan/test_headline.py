@@ -3,6 +3,7 @@
 import pytest
 
 from jaxtpu.config import load
+from jaxtpu.plan.breakdown import explain_memory
 from jaxtpu.plan.compiler import CompileRequest, CompileResult, compile_all
 from tests.benchmarks.peers import (
     BAR,
@@ -25,6 +26,9 @@ STEPS = {  # config and slice, with fields
         "configs/llama2_7b.py", "v3-32", {"data.batch_size": 128, "mesh.tensor": 2},
     ),
     "32768 tokens": ("configs/long_context.py", "v3-8", {}),
+    "a vocabulary of 131072": (
+        "configs/lm_1b.py", "v3-8", {"model.vocab_size": 131072, "data.batch_size": 16},
+    ),
 }  # fmt: skip
 
 
@@ -61,6 +65,12 @@ def test_the_host_holds_the_state_of_adamw(compiled):
     """Float32 originals and two moments of 6.7 billion parameters, an eighth on each device."""
     result = compiled["7B, AdamW on the host"]
     assert result.host_bytes == pytest.approx(12 * 6.74e9 / 8, rel=0.01)
+
+
+def test_a_large_vocabulary_is_not_the_peak(compiled):
+    report = explain_memory(fitting(compiled, "a vocabulary of 131072"))
+    assert "decoder/layers" in report.peak_at
+    assert report.parts["logits and loss"] < 0.05 * report.hbm_bytes
 
 
 @pytest.mark.parametrize("slice_name", FAST)
