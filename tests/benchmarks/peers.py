@@ -146,11 +146,6 @@ def best_of_peer(slice_name: str) -> Peer:
     return min(within, key=lambda peer: peer.seconds)
 
 
-def leanest_of_peer(slice_name: str) -> Peer:
-    """The setting of the peer that takes the least memory, 4 sequences a device."""
-    return min((p for p in PEERS if p.slice == slice_name and p.rows == 4), key=lambda p: p.hbm_gib)
-
-
 def main(slices: Sequence[str]) -> None:
     environment.prepare(1, platform="cpu")
     peers = [peer for peer in PEERS if not slices or peer.slice in slices]
