@@ -95,9 +95,7 @@ class ShardingConfig(Section, path="sharding"):
 
     batch: str = option("data,fsdp,expert", "examples")
     sequence: str = option("context", "tokens of a sequence")
-    residual: str = option(
-        "context,tensor", "tokens of the residual stream between layers, which are kept there"
-    )
+    residual: str = option("context,tensor", "tokens of the residual stream between layers")
     layers: str = option("", "stacked layers")
     embed: str = option("fsdp", "residual stream features (in activations the batch has fsdp)")
     mlp: str = option("tensor", "hidden features of the MLP")
@@ -272,23 +270,13 @@ class Config(Section):
         },
     )
     label_smoothing: float = option(
-        0.0,
-        "probability that the training loss spreads evenly over the vocabulary; evaluation takes "
-        "none",
-        at_least=0.0,
-        below=1.0,
+        0.0, "probability that the training loss spreads evenly", at_least=0.0, below=1.0
     )
     z_loss: float = option(
-        0.0,
-        "factor of the squared log-sum-exp of the logits in the training loss, often 1e-4: it keeps "
-        "logits from drifting; evaluation takes none",
-        at_least=0.0,
+        0.0, "factor of the logits' squared log-sum-exp in the training loss: 1e-4", at_least=0.0
     )
     loss_chunk: int = option(
-        0,
-        "tokens of a device whose logits are held at a time; 0 takes as many as have 256 MiB of "
-        "logits",
-        at_least=0,
+        0, "tokens of a device whose logits are held at a time; 0: 256 MiB of them", at_least=0
     )
     metrics: tuple[str, ...] = option(
         (), "metrics besides the loss, in training and evaluation", choices=("accuracy",)

@@ -97,26 +97,11 @@ def build_programs(config: Config, mesh: Mesh, units: RunUnits) -> Programs:
         moved=moved,
     )
     init = make_init(model, optimizer, config.seed)
-    options = {
-        "vocab_size": model.vocab_size,
-        "label_smoothing": config.label_smoothing,
-        "z_loss": config.z_loss,
-    }
-    trained = PerToken(config.loss, config.metrics, tuple(options.items()))
     replicas = _replicas(config, rules)
-    train_rules = rules.mapped_over("data") if replicas > 1 else rules
-    train_sums = make_batch_sums(model, train_rules, trained, config.loss_chunk)
-    # Smoothing and z-loss shape the training; what is evaluated is the model.
-    evaluated = PerToken(config.loss, config.metrics)
-    eval_sums = make_batch_sums(model, rules, evaluated, config.loss_chunk)
+    train_sums, eval_sums = _sums(config, model, rules, replicas)
+    microbatches = config.train.microbatches
     step = make_train_step(
-        model.cast,
-        train_sums,
-        optimizer,
-        shardings,
-        config.train.microbatches,
-        precision.accumulate,
-        replicas,
+        model.cast, train_sums, optimizer, shardings, microbatches, precision.accumulate, replicas
     )
     shapes = jax.eval_shape(init)
     replicated = NamedSharding(mesh, P())
@@ -140,7 +125,7 @@ def build_programs(config: Config, mesh: Mesh, units: RunUnits) -> Programs:
             compiler_options=options,
         ),
         eval_step=jax.jit(
-            in_microbatches(eval_sums, config.train.microbatches),
+            in_microbatches(eval_sums, microbatches),
             in_shardings=(shardings, batch_shardings),
             out_shardings=replicated,
             compiler_options=options,
@@ -148,6 +133,23 @@ def build_programs(config: Config, mesh: Mesh, units: RunUnits) -> Programs:
         abstract_state=_with_shardings(shapes, state_shardings),
         abstract_batch=abstract_batch,
         undivided=undivided,
+    )
+
+
+def _sums(config: Config, model: Model, rules: Rules, replicas: int):
+    """`make_batch_sums` of the train step and of evaluation: smoothing and z-loss shape the
+    training, what is evaluated is the model."""
+    options = {
+        "vocab_size": model.vocab_size,
+        "label_smoothing": config.label_smoothing,
+        "z_loss": config.z_loss,
+    }
+    trained = PerToken(config.loss, config.metrics, tuple(options.items()))
+    evaluated = PerToken(config.loss, config.metrics)
+    train_rules = rules.mapped_over("data") if replicas > 1 else rules
+    return (
+        make_batch_sums(model, train_rules, trained, config.loss_chunk),
+        make_batch_sums(model, rules, evaluated, config.loss_chunk),
     )
 
 
