@@ -29,7 +29,7 @@ from jaxtpu.plan.roofline import (
     host_seconds,
 )
 from jaxtpu.plan.trace import LocalCosts, local_costs
-from jaxtpu.precision import Precision, make_precision
+from jaxtpu.precision import make_precision
 from jaxtpu.sharding import (
     Rules,
     check_divided,
@@ -188,17 +188,20 @@ def _memory(
     precision = make_precision(config.precision)
     summed = config.train.microbatches > 1
     sums = summed * state.local_weights * precision.accumulate.itemsize
-    # A gradient has its parameter's dtype; what is cast to sum or to update is cast on the way.
-    gradients = state.local_weights * precision.params.itemsize
+    # Of what is cast to compute with, the gradient is of that dtype too; what is cast to sum or to
+    # update is cast on the way.
+    gradients = state.local_weights * min(precision.params.itemsize, precision.compute.itemsize)
     held = {"parameters": state.param_bytes, "optimizer": state.optimizer_bytes}
-    in_pass = {
-        "saved activations": _saved_bytes(candidate, costs),
-        "weight copies": _weight_copies(config, candidate, state, precision),
-    }
+    itemsize = precision.compute.itemsize
+    casts = 0 if precision.params == precision.compute else state.local_weights * itemsize
+    in_pass = {"saved activations": _saved_bytes(candidate, costs), "weight copies": casts}
     # Two layers of what is on the host: one that is updated, one that comes or goes.
     streamed = 2 * state.host_bytes // config.model.layers
     moments = (
-        held | in_pass | {"gradients": sums + gradients, "working set": costs.layer_bytes},
+        held
+        | in_pass
+        | {"weight copies": casts + _gathered(config, candidate) * itemsize}
+        | {"gradients": sums + gradients, "working set": costs.layer_bytes},
         held | in_pass | {"gradients": sums, "working set": costs.loss_bytes},
         held | {"gradients": sums or gradients, "optimizer": state.optimizer_bytes + streamed},
     )
@@ -210,16 +213,10 @@ def _saved_bytes(candidate: Candidate, costs: LocalCosts) -> int:
     return costs.saved_bytes + costs.saved_weight_bytes // candidate.sizes["fsdp"]
 
 
-def _weight_copies(
-    config: Config, candidate: Candidate, state: _State, precision: Precision
-) -> int:
-    """Copies of the weights in the compute dtype, and of two layers gathered along fsdp."""
-    itemsize = precision.compute.itemsize
-    casts = 0 if precision.params == precision.compute else state.local_weights * itemsize
-    if candidate.sizes["fsdp"] == 1:
-        return casts
-    layer = state.weights // config.model.layers // candidate.sizes["tensor"]
-    return casts + 2 * layer * itemsize
+def _gathered(config: Config, candidate: Candidate) -> int:
+    """Weights gathered along fsdp at the peak within a layer: those of its MLP."""
+    parts = candidate.sizes["tensor"]
+    return 3 * config.model.embed * config.model.mlp // parts if candidate.sizes["fsdp"] > 1 else 0
 
 
 @dataclasses.dataclass(frozen=True)
