@@ -161,7 +161,8 @@ def test_a_compiled_step_is_explained(compiled):
         assert abs(report.unexplained_fraction) < 0.002
         logits = 8 * 128 * 16384 * 2  # a device's, bfloat16 at least
         assert report.parts[parts.LOGITS] >= logits
-        assert report.largest[0].part == parts.LOGITS and 16384 in report.largest[0].dims
+        # So few tokens that fsdp divides the vocabulary, not them.
+        assert report.largest[0].part == parts.LOGITS and 16384 // 8 in report.largest[0].dims
         held = report.parts[parts.PARAMETERS]
         assert 1.99 < report.parts[parts.OPTIMIZER] / held < 2.01  # two moments
         assert report.parts[parts.BATCH] == 5 * 8 * 128 * 4
