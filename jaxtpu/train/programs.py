@@ -87,14 +87,9 @@ def build_programs(config: Config, mesh: Mesh, units: RunUnits) -> Programs:
         rules, model.axes, model.abstract_params, shardings, config.sharding.max_replicated
     )
 
-    moved = has_host_memory(mesh)
+    moved, rows = has_host_memory(mesh), row_parts(shardings)
     optimizer = make_optimizer(
-        config.optimizer,
-        units,
-        model.abstract_params,
-        axes=model.axes,
-        divided=row_parts(shardings),
-        moved=moved,
+        config.optimizer, units, model.abstract_params, axes=model.axes, divided=rows, moved=moved
     )
     init = make_init(model, optimizer, config.seed)
     replicas = _replicas(config, rules)
@@ -106,8 +101,7 @@ def build_programs(config: Config, mesh: Mesh, units: RunUnits) -> Programs:
     shapes = jax.eval_shape(init)
     replicated = NamedSharding(mesh, P())
     kept = like_parameters(shapes.opt_state, model.abstract_params, shardings, mesh)
-    if moved:
-        kept = on_host(kept, optimizer.on_host(shapes.opt_state))
+    kept = on_host(kept, optimizer.on_host(shapes.opt_state)) if moved else kept
     state_shardings = TrainState(replicated, shardings, kept)
     abstract_batch = _abstract_batch(config, rules)
     batch_shardings = {name: leaf.sharding for name, leaf in abstract_batch.items()}
