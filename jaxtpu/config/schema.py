@@ -21,15 +21,19 @@ class ModelConfig(Section, path="model"):
     vocab_multiple: int = option(
         128,
         "the embedding and the logits are padded to a multiple of this (a TPU tile is 128 lanes "
-        "wide); padded ids never get probability",
-        at_least=1,
-    )
+        "wide); padded ids never get probability", at_least=1,
+    )  # fmt: skip
     embed: int = option(256, "width of the residual stream, features", at_least=1)
     layers: int = option(4, "decoder layers", at_least=1)
     heads: int = option(4, "query heads", at_least=1)
     kv_heads: int = option(0, "key and value heads; 0 means as many as heads", at_least=0)
     head_dim: int = option(0, "features a head; 0 means embed / heads", at_least=0)
     mlp: int = option(1024, "hidden features of the gated MLP (SwiGLU)", at_least=1)
+    mlp_multiple: int = option(
+        1,
+        "the MLP is padded to a multiple of this with features that are 0 and stay 0; 128 (lanes of "
+        "a tile) x mesh.tensor lets tensor divide any model.mlp", at_least=1,
+    )  # fmt: skip
     tied_embeddings: bool = option(False, "the output projection shares the embedding's weights")
     rope_theta: float = option(10_000.0, "base of the rotary position angles", at_least=1.0)
     norm_epsilon: float = option(1e-6, "added to the mean square in RMSNorm", at_least=0.0)

@@ -24,19 +24,34 @@ def padded_vocabulary(config: ModelConfig) -> int:
     return -(-config.vocab_size // config.vocab_multiple) * config.vocab_multiple
 
 
+def padded_mlp(config: ModelConfig) -> int:
+    """Hidden features of the MLP, rounded up to `mlp_multiple`."""
+    return -(-config.mlp // config.mlp_multiple) * config.mlp_multiple
+
+
 def _normal(rngs: nnx.Rngs, shape, deviation: float, precision: Precision) -> jax.Array:
     """Of one seed, the same numbers in every number format, rounded."""
     return (jax.random.normal(rngs.params(), shape) * deviation).astype(precision.params)
 
 
 class Linear(Module):
-    """A product over the first `inputs` dimensions of the kernel, without bias."""
+    """A product over the first `inputs` dimensions of the kernel, without bias.
 
-    def __init__(self, shape, axes, precision: Precision, *, inputs: int = 1, rngs: nnx.Rngs):
+    Args:
+      padded_to: shape of the kernel that is held; what is beyond `shape` is 0.
+    """
+
+    def __init__(
+        self, shape, axes, precision: Precision, *, inputs: int = 1, padded_to=None, rngs: nnx.Rngs
+    ):
         fan_in = 1
         for size in shape[:inputs]:
             fan_in *= size
         kernel = _normal(rngs, shape, fan_in**-0.5, precision)
+        if padded_to is not None:
+            kernel = jnp.pad(
+                kernel, [(0, n - size) for n, size in zip(padded_to, shape, strict=True)]
+            )
         self.kernel = nnx.Param(kernel, axes=axes, computed=True)
         self.inputs, self.compute = inputs, precision.compute
 
@@ -108,13 +123,18 @@ class Attention(Module):
 
 
 class MLP(Module):
-    """SwiGLU (arXiv:2002.05202)."""
+    """SwiGLU (arXiv:2002.05202).
+
+    Features that only fill F up to `mlp_multiple` are 0 and have no gradient: silu(0) * 0, and the
+    rows of `down` that they meet are 0 as well.
+    """
 
     def __init__(self, config: ModelConfig, precision: Precision, *, rngs: nnx.Rngs):
-        E, F = config.embed, config.mlp
-        self.gate = Linear((E, F), ("embed", "mlp"), precision, rngs=rngs)
-        self.up = Linear((E, F), ("embed", "mlp"), precision, rngs=rngs)
-        self.down = Linear((F, E), ("mlp", "embed"), precision, rngs=rngs)
+        E, F, padded = config.embed, config.mlp, padded_mlp(config)
+        wide = {"precision": precision, "padded_to": (E, padded), "rngs": rngs}
+        self.gate = Linear((E, F), ("embed", "mlp"), **wide)
+        self.up = Linear((E, F), ("embed", "mlp"), **wide)
+        self.down = Linear((F, E), ("mlp", "embed"), precision, padded_to=(padded, E), rngs=rngs)
 
     def __call__(self, x_BTE: jax.Array) -> jax.Array:
         gate_BTF = checkpoint_name(self.gate(x_BTE), "mlp_gate")

@@ -11,6 +11,7 @@ from jaxtpu.hardware import generation_of
 from jaxtpu.kernels.attention import choose_attention
 from jaxtpu.kernels.placement import sequence_parts
 from jaxtpu.mesh import has_host_memory
+from jaxtpu.models.transformer import padded_mlp, padded_vocabulary
 from jaxtpu.observe.console import count, size
 from jaxtpu.observe.memory import tree_bytes_per_device
 from jaxtpu.train.programs import Programs
@@ -41,8 +42,9 @@ def startup_rows(
         (
             "model",
             f"{model.name}: {model.layers} layers, embed {model.embed}, {model.heads} heads "
-            f"({model.kv_heads} key/value) of {model.head_dim}, mlp {model.mlp}, "
-            f"vocabulary {model.vocab_size}{_padding(params, model.vocab_size)}",
+            f"({model.kv_heads} key/value) of {model.head_dim}, "
+            f"mlp {model.mlp}{_padding(model.mlp, padded_mlp(model))}, "
+            f"vocabulary {model.vocab_size}{_padding(model.vocab_size, padded_vocabulary(model))}",
         ),
         ("parameters", _parameters(params)),
         (
@@ -97,9 +99,8 @@ def _devices(mesh: jax.sharding.Mesh) -> str:
     return f"{mesh.size} ({kind}), {jax.process_count()} process(es)"
 
 
-def _padding(params: Any, vocab_size: int) -> str:
-    padded = params["embedding"]["table"].shape[0] if "embedding" in params else vocab_size
-    return f" (padded to {padded})" if padded != vocab_size else ""
+def _padding(size: int, padded: int) -> str:
+    return f" (padded to {padded})" if padded != size else ""
 
 
 def _rematerialisation(config: Config, programs: Programs) -> str:

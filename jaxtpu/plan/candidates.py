@@ -12,6 +12,7 @@ from jaxtpu.config.validate import MESH_AXES, mesh_sizes
 from jaxtpu.errors import ConfigError, nearest_multiples
 from jaxtpu.hardware import Slice
 from jaxtpu.kernels.attention import choose_attention
+from jaxtpu.models.transformer import padded_mlp
 
 # What is cheapest in time first.
 _REMAT = ("none", "dots", "save_attention", "save_attention_out", "full")
@@ -159,7 +160,7 @@ def crossing(mesh: tuple[int, ...], slices: int) -> dict[str, int]:
 def _divides_model(config: Config, sizes: dict[str, int]) -> bool:
     """An axis that does not divide the sequence, or heads and MLP, would only replicate work."""
     tensor, length = sizes["tensor"], config.data.sequence_length
-    whole = config.model.heads % tensor == 0 and config.model.mlp % tensor == 0
+    whole = config.model.heads % tensor == 0 and padded_mlp(config.model) % tensor == 0
     return whole and length % sizes["context"] == 0
 
 

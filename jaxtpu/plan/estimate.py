@@ -16,6 +16,7 @@ from jaxtpu.config import Config, RunUnits
 from jaxtpu.config.validate import MESH_AXES
 from jaxtpu.hardware import Slice
 from jaxtpu.models import make_model
+from jaxtpu.models.transformer import padded_mlp
 from jaxtpu.observe.memory import tree_bytes_per_device
 from jaxtpu.optimizer import make_optimizer
 from jaxtpu.plan.candidates import Candidate
@@ -216,7 +217,8 @@ def _saved_bytes(candidate: Candidate, costs: LocalCosts) -> int:
 def _gathered(config: Config, candidate: Candidate) -> int:
     """Weights gathered along fsdp at the peak within a layer: those of its MLP."""
     parts = candidate.sizes["tensor"]
-    return 3 * config.model.embed * config.model.mlp // parts if candidate.sizes["fsdp"] > 1 else 0
+    mlp = padded_mlp(config.model)
+    return 3 * config.model.embed * mlp // parts if candidate.sizes["fsdp"] > 1 else 0
 
 
 @dataclasses.dataclass(frozen=True)

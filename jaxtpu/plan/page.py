@@ -219,7 +219,7 @@ def _candidates(rows: Sequence[Mapping[str, Any]]) -> str:
         step = ["", ""] if over else [f"{row['step_seconds']:.3f} s", label(row["kind"])]
         cells.append((escaped(_name(row)), memory, label(told), *step, *numbers))
     classes = ["best" if row is best else "over" if row["fits"] is False else "" for row in rows]
-    return table(heads, cells, numbers={1, 3, 5, 6, 7, 8, 9, 10}, classes=classes)
+    return table(heads, cells, numbers={1, 3, 5, 6, 7, 8, 9, 10}, words={0}, classes=classes)
 
 
 def _memory(rows: Sequence[MemoryRow]) -> str:

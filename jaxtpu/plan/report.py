@@ -40,8 +40,10 @@ def figures(plan: SlicePlan, row: Row, work: Workload) -> dict:
     """Everything shown of one candidate, as JSON values.
 
     `kind` says what the time is: `predicted` from the compiled program, or `estimated` by
-    arithmetic. MFU counts 6 FLOPs a weight and 12 L H D T for attention; HFU counts the
-    recomputation too. Both are of the peak of a device: a core on v2 and v3.
+    arithmetic. MFU counts 6 FLOPs a weight and 12 L H D T for attention; HFU counts what
+    the step computes: recomputation too, but not the blocks of causal attention that a kernel
+    skips, so without recomputation it is the lower. Both are of the peak of a device: a core on v2
+    and v3.
     """
     slice_ = plan.slice
     peak = slice_.generation.peak_flops_bf16 * slice_.devices

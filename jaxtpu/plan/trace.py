@@ -17,7 +17,7 @@ import jax
 
 from jaxtpu.config import Config, RunUnits
 from jaxtpu.mesh import make_mesh
-from jaxtpu.models.transformer import padded_vocabulary
+from jaxtpu.models.transformer import padded_mlp, padded_vocabulary
 from jaxtpu.plan.jaxpr import Cost, body, costs, results, scans, tiled_bytes, working_bytes
 from jaxtpu.sharding import Rules
 from jaxtpu.train.programs import build_programs
@@ -86,7 +86,7 @@ def local_config(config: Config, rules: Rules) -> Config:
     model.kv_heads = divided("kv_heads", config.model.kv_heads)
     if model.heads % model.kv_heads:
         model.kv_heads = model.heads  # each query head has its own copy of its key head
-    model.mlp = divided("mlp", config.model.mlp)
+    model.mlp, model.mlp_multiple = divided("mlp", padded_mlp(config.model)), 1
     vocabulary = padded_vocabulary(config.model)
     model.vocab_size, model.vocab_multiple = divided("vocab", vocabulary), 1
     local.sharding.max_replicated = 1.0

@@ -136,6 +136,7 @@ TECHNIQUES = {
     "tensors": (1e-5, {"model": {"remat_tensors": ("mlp_gate=offload", "query=save")}}),
     "groups of layers": (1e-5, {"model": {"remat_group": 2}}),
     "microbatches": (1e-5, {"train": {"microbatches": 4}}),
+    "a padded MLP": (1e-5, {"model": {"mlp_multiple": 128}}),
     "chunks of the loss": (1e-5, {"loss_chunk": 7}),
     "blockwise attention": (1e-5, {"model": {"attention": "blockwise"}}),
     "flash attention": (1e-5, {"model": {"attention": "flash"}}),
