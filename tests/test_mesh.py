@@ -1,13 +1,17 @@
 """Meshes on emulated devices, and on those of several slices."""
 
 import dataclasses
+import itertools
 
 import jax
+import numpy as np
 import pytest
 
 from jaxtpu.config.validate import MESH_AXES
 from jaxtpu.errors import ConfigError
+from jaxtpu.hardware import parse_slice
 from jaxtpu.mesh import _multi_slice_grid, _slices_per_axis, make_mesh
+from jaxtpu.plan.compiler import slice_devices
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,3 +42,19 @@ def test_an_axis_takes_the_slices_that_the_outer_ones_leave():
     assert _slices_per_axis((2, 8, 1, 1, 2), 4) == (2, 2, 1, 1, 1)
     with pytest.raises(ConfigError, match=r"mesh\.data=3"):
         _slices_per_axis((1, 8, 1, 1, 1), 3)
+
+
+@pytest.mark.tpu_compile
+@pytest.mark.parametrize("axis", ["data", "fsdp", "tensor"])
+def test_axes_that_no_side_of_the_torus_has_lie_along_parts_of_its_sides(axis):
+    """Devices in the order of their ids would be 4 to 9 links apart along `fsdp`."""
+    sizes = {"data": 2, "fsdp": 16, "expert": 1, "context": 1, "tensor": 8}
+    mesh = make_mesh(sizes, slice_devices(parse_slice("v5e-256")))
+    assert len({device.id for device in mesh.devices.flat}) == 256
+    lines = np.moveaxis(mesh.devices, MESH_AXES.index(axis), -1).reshape(-1, sizes[axis])
+    links = [
+        sum(min((a - b) % 16, (b - a) % 16) for a, b in zip(one.coords, other.coords, strict=True))
+        for line in lines
+        for one, other in itertools.pairwise(line)
+    ]
+    assert np.mean(links) <= {"data": 8, "fsdp": 1, "tensor": 1}[axis]
