@@ -34,6 +34,8 @@ jaxtpu: trains large models on TPU slices with little memory per core.
       Compile the recorded train steps again and record what changed.
   python run.py generate --workdir=DIR [--prompt=TEXT] [--tokens=N] [--temperature=T] [--seed=N]
       Write text with the latest checkpoint of a run.
+  python run.py tokenizer --config=FILE --vocab_size=N --to=DIR
+      Train a byte-level BPE tokenizer on the training split, for data.tokenizer=hf:DIR.
   python run.py help [config]
       This text; with `config`, every field of a configuration.
 
@@ -146,6 +148,26 @@ def _generate(arguments: list[str]) -> int:
     return EXIT_OK
 
 
+def _tokenizer(arguments: list[str]) -> int:
+    spec, overrides, rest = split_arguments(arguments)
+    options = _parse(rest, {"--vocab_size": int, "--to": str})
+    for name, value, example in (
+        ("--config", spec, "configs/quickstart.py"),
+        ("--vocab_size", options["vocab_size"], "8192"),
+        ("--to", options["to"], "tokenizers/python"),
+    ):
+        if not value:
+            raise ConfigError(name, "", "is missing.", f"For example: {name}={example}")
+    _check_folder("--to", options["to"], "For example: --to=tokenizers/python")
+    config = load(spec, overrides)
+    environment.prepare(1, platform="cpu")
+    from jaxtpu.data.train_tokenizer import train_tokenizer
+    from jaxtpu.observe.console import make_console
+
+    hidden = not sys.stderr.isatty()
+    return train_tokenizer(config, options["vocab_size"], options["to"], make_console(), hidden)
+
+
 def _plan(arguments: list[str]) -> int:
     spec, overrides, rest = split_arguments(arguments)
     kinds = {
@@ -222,6 +244,7 @@ _VERBS: dict[str, Callable[[list[str]], int]] = {
     "train": _train,
     "plan": _plan,
     "generate": _generate,
+    "tokenizer": _tokenizer,
     "help": _help,
 }
 

@@ -8,13 +8,13 @@ import json
 import os
 import pathlib
 from collections.abc import Set
+from typing import Any
 
 import jax
 
 from jaxtpu.config import Config, RunUnits, finalize, leaves, load, run_units
-from jaxtpu.data.token_cache import open_tokens
+from jaxtpu.data.streams import open_split, over_a_run
 from jaxtpu.data.tokenizer import Tokenizer, make_tokenizer
-from jaxtpu.data.tokens import TokenStream
 from jaxtpu.errors import ConfigError
 from jaxtpu.mesh import make_mesh
 from jaxtpu.observe.console import make_console
@@ -22,8 +22,9 @@ from jaxtpu.plan.auto import take_plan
 from jaxtpu.train.programs import Programs, build_programs
 
 # A run's folder holds one model on one stream of examples: these fields cannot change under it.
-_FIXED = ("seed", "model.", "data.source", "data.train_split", "data.tokenizer",
-          "data.text_field", "data.sequence_length", "precision.params", "optimizer.name",
+_FIXED = ("seed", "model.", "data.source", "data.mixture", "data.train_split", "data.tokenizer",
+          "data.separator", "data.text_field", "data.answer_field", "data.packing",
+          "data.validation_percent", "data.sequence_length", "precision.params", "optimizer.name",
           "optimizer.rounding", "optimizer.accumulate_steps")  # fmt: skip
 _FREE = ("model.attention", "model.remat", "model.remat_tensors", "model.remat_group")
 
@@ -35,16 +36,16 @@ class Setup:
     Attributes:
       config: finalized.
       tokenizer: of the data.
-      stream: training tokens.
-      validation: validation tokens; None without a validation split.
+      stream: training examples: a stream of tokens, packed or not, or a mixture of those.
+      validation: validation examples; None without a validation split.
       units: length of the run.
       programs: for the devices present.
     """
 
     config: Config
     tokenizer: Tokenizer
-    stream: TokenStream
-    validation: TokenStream | None
+    stream: Any
+    validation: Any | None
     units: RunUnits
     programs: Programs
 
@@ -55,16 +56,16 @@ def set_up(config: Config, given: Set[str] = frozenset()) -> Setup:
     Raises:
       ConfigError: something does not fit together.
     """
-    tokenizer = make_tokenizer(config.data.tokenizer)
+    tokenizer = make_tokenizer(config.data.tokenizer, config.data.separator)
     devices = _device_count()
     if config.mesh.auto:
         config = take_plan(config, given, jax.devices(), tokenizer.vocab_size, make_console())
     sizes = finalize(config, devices, tokenizer.vocab_size)
-    stream = _open(config, tokenizer, "train_split")
-    validation = (
-        _open(config, tokenizer, "validation_split") if config.data.validation_split else None
-    )
+    stream = open_split(config.data, "train_split", tokenizer)
+    evaluated = bool(config.data.validation_split)
+    validation = open_split(config.data, "validation_split", tokenizer) if evaluated else None
     units = run_units(config, stream.examples(config.data.sequence_length))
+    stream = over_a_run(stream, units.steps * config.data.batch_size)
     programs = build_programs(config, make_mesh(sizes), units)
     return Setup(config, tokenizer, stream, validation, units, programs)
 
@@ -78,18 +79,6 @@ def _device_count() -> int:
             "JAX_PLATFORMS", os.environ.get("JAX_PLATFORMS", ""), f"does not start: {reason}",
             "Unset it, or use cpu.",
         ) from error  # fmt: skip
-
-
-def _open(config: Config, tokenizer: Tokenizer, split_field: str) -> TokenStream:
-    data = config.data
-    return open_tokens(
-        source=data.source,
-        split=getattr(data, split_field),
-        tokenizer=tokenizer,
-        directory=data.directory,
-        text_field=data.text_field,
-        split_field=f"data.{split_field}",
-    )
 
 
 def use_compile_cache(directory: str) -> None:

@@ -15,6 +15,7 @@ from jaxtpu.checkpoint import Checkpoints
 from jaxtpu.config import Config, to_steps
 from jaxtpu.data.entropy import byte_entropies
 from jaxtpu.data.loader import Position, TrainLoader, evaluation_batches
+from jaxtpu.data.streams import words_read
 from jaxtpu.errors import EXIT_OK, UserError
 from jaxtpu.generate import generate
 from jaxtpu.mesh import peak_memory_bytes
@@ -103,6 +104,11 @@ def _first_state(setup: Setup, checkpoints: Checkpoints, start: int, out: Consol
     return state, Position.from_json(position)
 
 
+def _tokens_per_byte(stream: Any) -> float:
+    """NaN where the text is not known."""
+    return stream.num_tokens / stream.num_bytes if stream.num_bytes else math.nan
+
+
 def _say_finished(out: Console, config: Config, steps: int, command: str) -> None:
     out.print(f"\nThis run is finished: {steps} steps are done.")
     screen.commands(out, [("To train longer", _longer(command, config, steps))])
@@ -127,6 +133,7 @@ class _Run:
         self.log: LogHook | None = None
         self.stop: StopRequest | None = None
         self.latest: dict[str, float] = {}
+        self.position: Position | None = None
         self.validation_loss: dict[int, float] = {}
 
     def train(self, train_step: Any, state: Any, position: Position):
@@ -166,7 +173,7 @@ class _Run:
 
     def _hooks(self, loader: TrainLoader) -> list:
         train, steps = self.config.train, self._steps
-        per_byte = self.setup.stream.num_tokens / self.setup.stream.num_bytes
+        per_byte = _tokens_per_byte(self.setup.stream)
         flops = self.setup.programs.model.flops_per_token
         rates = Rates(per_byte, flops, peak_flops(self.setup.programs.mesh))
         self.log = LogHook(
@@ -176,7 +183,7 @@ class _Run:
             lambda: loader.wait_seconds,
             self._log,
         )
-        hooks = [lambda progress: self.display.advance(progress.step), self.log]
+        hooks = [self._advance, self.log]
         if self.setup.validation is not None:
             interval = steps("train.evaluate_every", train.evaluate_every)
             hooks.append(every(interval, self._evaluate))
@@ -185,6 +192,10 @@ class _Run:
         if profile_at := steps("train.profile_at", train.profile_at):
             hooks.append(ProfileHook(str(self.writer.tensorboard), profile_at, train.profile_steps))
         return hooks
+
+    def _advance(self, progress: Progress) -> None:
+        self.display.advance(progress.step)
+        self.position = progress.position
 
     def _steps(self, field: str, value: Any) -> int:
         return to_steps(field, value, self.setup.units)
@@ -259,9 +270,18 @@ class _Run:
     def close_with_table(self, train_step: Any, state: Any, command: str) -> None:
         """Prints the closing table and a sample of what the model writes."""
         setup, workdir = self.setup, self.config.workdir
-        is_bytes = setup.validation is not None and setup.validation.tokenizer == "bytes"
+        is_bytes = hasattr(setup.validation, "tokens") and setup.tokenizer.name == "bytes"
         validation = setup.validation or setup.stream
         places = [
+            (
+                "examples",
+                words_read(
+                    setup.stream,
+                    self.position.taken,
+                    self.position.examples,
+                    self.config.data.sequence_length,
+                ),
+            ),
             ("checkpoints", f"{self.checkpoints.directory} (steps {self.checkpoints.kept})"),
             ("TensorBoard", f"tensorboard --logdir={self.writer.tensorboard}"),
             ("metrics", str(self.writer.path)),
@@ -269,7 +289,7 @@ class _Run:
         rows = closing_rows(
             self.latest,
             byte_entropies(setup.validation) if is_bytes else None,
-            validation.num_tokens / validation.num_bytes,
+            _tokens_per_byte(validation),
             peak_memory(train_step, list(setup.programs.mesh.local_devices)),
             places,
         )

@@ -1,10 +1,11 @@
-"""The schema: every field of a configuration, documented once, with its unit.
+"""The schema: every field of a configuration (`data` in data.py), documented once, with its unit.
 
 `run.py help config` prints this file's documentation. A field is read somewhere, or is not here.
 """
 
 import dataclasses
 
+from jaxtpu.config.data import DataConfig
 from jaxtpu.config.duration import Duration
 from jaxtpu.config.remat import POLICIES, TENSORS
 from jaxtpu.config.section import Section, option, subsection
@@ -123,28 +124,6 @@ class PrecisionConfig(Section, path="precision"):
     params: str = option("float32", "parameters", choices=_DTYPES)
     compute: str = option("bfloat16", "activations and matrix products", choices=_DTYPES)
     accumulate: str = option("float32", "gradients summed over microbatches", choices=_DTYPES)
-
-
-@dataclasses.dataclass
-class DataConfig(Section, path="data"):
-    """Where examples come from."""
-
-    source: str = option(
-        "python_corpus",
-        "python_corpus (the standard library of this Python), or tfds:NAME with a text feature",
-    )
-    train_split: str = option("train", "split to train on")
-    validation_split: str = option("validation", "split to evaluate on; empty for none")
-    text_field: str = option("text", "name of the feature that holds the text")
-    tokenizer: str = option("bytes", "bytes (256 byte values and a document separator)")
-    batch_size: int = option(
-        16, "sequences a step, over all devices (the global batch)", at_least=1
-    )
-    sequence_length: int = option(256, "tokens a sequence", at_least=1)
-    prefetch: int = option(2, "batches kept ready on the devices ahead of the step", at_least=1)
-    directory: str = option(
-        "~/.cache/jaxtpu/data", "prepared data sets and token files, shared between runs"
-    )
 
 
 @dataclasses.dataclass

@@ -5,7 +5,11 @@ import pathlib
 from collections.abc import Callable, Iterator
 from typing import Any, Protocol
 
+from jaxtpu.data.files import FileSource
+from jaxtpu.data.hugging_face import HuggingFaceSource
 from jaxtpu.data.progress import told_if_slow
+from jaxtpu.data.records import Record, record_of
+from jaxtpu.data.token_files import TokenFiles
 from jaxtpu.errors import ConfigError, UserError, nearest
 
 
@@ -18,8 +22,8 @@ class Source(Protocol):
 
     version: str
 
-    def documents(self, split: str, split_field: str) -> Iterator[str | bytes]:
-        """The documents of `split`, in an order that never changes.
+    def documents(self, split: str, split_field: str) -> Iterator[Record]:
+        """The records of `split`, in an order that never changes.
 
         Raises:
           ConfigError: the split does not exist or is empty; names the field `split_field`.
@@ -27,62 +31,42 @@ class Source(Protocol):
         ...
 
 
-def open_source(source: str, directory: str, text_field: str = "text") -> Source:
+def open_source(
+    source: str, directory: str, fields: tuple[str, ...] = ("text",), percent: float = 1.0
+) -> Source | TokenFiles:
     """The source called `source` in the configuration; reads no documents yet.
 
     Args:
-      source: `KIND` or `KIND:NAME`: `python_corpus`, or `tfds:NAME` with NAME registered in
-        TensorFlow Datasets (also `NAME/CONFIG` and `NAME:VERSION`), or prepared already.
+      source: `KIND` or `KIND:NAME`, as `data.source` says; of TFDS also `NAME/CONFIG` and
+        `NAME:VERSION`, registered or prepared already.
       directory: holds prepared data, in its folder `tfds`.
-      text_field: the feature that holds the text.
+      fields: names of the features that hold the text, and the answer where there is one.
+      percent: of the documents of files, in the split `validation`.
 
     Raises:
-      ConfigError: there is no such source (`data.source`), or it has no such text feature
-        (`data.text_field`).
+      ConfigError: there is no such source (`data.source`), or it has no such feature
+        (`data.text_field`, `data.answer_field`).
     """
     kind, _, name = source.partition(":")
     if kind not in SOURCE_KINDS:
         raise ConfigError("data.source", source, "there is no such source.", _suggestion(source))
-    return SOURCE_KINDS[kind](source, name, pathlib.Path(directory).expanduser(), text_field)
+    if not name and kind in ("tfds", "files", "hf", "tokens"):
+        raise ConfigError("data.source", source, "names nothing to read.", _suggestion(source))
+    folder = pathlib.Path(directory).expanduser()
+    return SOURCE_KINDS[kind](source, name, folder, fields, percent)
 
 
-def documents(
-    source: str,
-    split: str,
-    directory: str,
-    *,
-    text_field: str = "text",
-    split_field: str = "data.train_split",
-) -> Iterator[str | bytes]:
-    """The documents of one split, in an order that never changes.
-
-    Args:
-      source: see `open_source`, also for `directory` and `text_field`.
-      split: name of a split, or a part of one as TFDS writes it: `train[:10%]`.
-      split_field: the field of the configuration that an error about the split names.
-
-    Raises:
-      ConfigError: see `open_source`; the split does not exist or is empty.
-      UserError: the data set cannot be prepared, for example for want of a network.
-    """
-    return open_source(source, directory, text_field).documents(split, split_field)
-
-
-def _open_python_corpus(
-    source: str, name: str, directory: pathlib.Path, text_field: str
-) -> "TfdsSource":
+def _open_python_corpus(source: str, name: str, directory: pathlib.Path, fields, percent):
     from jaxtpu.data.python_corpus import PythonCorpus
 
     if name:
         raise ConfigError("data.source", source, "takes no name.", "Use python_corpus.")
-    return TfdsSource(source, PythonCorpus(data_dir=str(directory / "tfds")), text_field)
+    return TfdsSource(source, PythonCorpus(data_dir=str(directory / "tfds")), fields)
 
 
-def _open_tfds(source: str, name: str, directory: pathlib.Path, text_field: str) -> "TfdsSource":
+def _open_tfds(source: str, name: str, directory: pathlib.Path, fields, percent):
     from jaxtpu.data.quiet_tensorflow import import_tfds
 
-    if not name:
-        raise ConfigError("data.source", source, "names no data set.", _suggestion(source))
     tfds = import_tfds()
     # A namespace (`huggingface:NAME`) would be looked up on the network. A version is a number.
     head, _, tail = name.partition(":")
@@ -101,29 +85,33 @@ def _open_tfds(source: str, name: str, directory: pathlib.Path, text_field: str)
         # Raised for an unknown config or version, or a package that the data set needs.
         problem = str(error).strip().splitlines()[0]
         raise ConfigError("data.source", source, f"TFDS cannot open it: {problem}") from error
-    return TfdsSource(source, builder, text_field)
+    return TfdsSource(source, builder, fields)
 
 
-# Opens a source: (source, name, directory, text_field) -> Source.
-SOURCE_KINDS: dict[str, Callable[[str, str, pathlib.Path, str], Source]] = {
+# Opens a source: (source, name, directory, fields, percent) -> Source.
+SOURCE_KINDS: dict[str, Callable[..., Any]] = {
     "python_corpus": _open_python_corpus,
     "tfds": _open_tfds,
+    "files": lambda source, name, _, fields, percent: FileSource(source, name, fields, percent),
+    "hf": lambda source, name, _, fields, __: HuggingFaceSource(source, name, fields),
+    "tokens": lambda source, name, *_: TokenFiles(source, name),
 }
 
 
 class TfdsSource:
     """The documents of a TFDS builder, prepared on first use."""
 
-    def __init__(self, source: str, builder: Any, text_field: str):
+    def __init__(self, source: str, builder: Any, fields: tuple[str, ...]):
         texts = _text_features(builder)
-        if text_field not in texts:
-            suggestion = nearest(text_field, texts) if texts else "Choose another data.source."
-            problem = f"{source} has no text feature of that name."
-            raise ConfigError("data.text_field", text_field, problem, suggestion)
-        self._source, self._builder, self._text_field = source, builder, text_field
+        for field, name in zip(("data.text_field", "data.answer_field"), fields, strict=False):
+            if name not in texts:
+                suggestion = nearest(name, texts) if texts else "Choose another data.source."
+                problem = f"{source} has no text feature of that name."
+                raise ConfigError(field, name, problem, suggestion)
+        self._source, self._builder, self._fields = source, builder, fields
         self.version = builder.info.full_name
 
-    def documents(self, split: str, split_field: str) -> Iterator[bytes]:
+    def documents(self, split: str, split_field: str) -> Iterator[Record]:
         """See `Source.documents`.
 
         Raises:
@@ -147,11 +135,18 @@ class TfdsSource:
             dataset = self._builder.as_dataset(
                 split=split,
                 shuffle_files=False,
-                decoders=tfds.decode.PartialDecoding({self._text_field: True}),
+                decoders=tfds.decode.PartialDecoding(dict.fromkeys(self._fields, True)),
                 # A cache in memory is of no use for one pass, and warns where that is cut short.
                 read_config=tfds.ReadConfig(try_autocache=False),
             )
-        return (example[self._text_field] for example in dataset.as_numpy_iterator())
+        return (
+            record_of(
+                tuple(example[name] for name in self._fields),
+                f"{self._source}, split {split}, record {number}",
+                self._fields,
+            )
+            for number, example in enumerate(dataset.as_numpy_iterator(), 1)
+        )
 
     def _prepare(self) -> None:
         from jaxtpu.data.quiet_tensorflow import silenced
@@ -193,4 +188,7 @@ def _suggestion(source: str, registered: list[str] = ()) -> str:
     near = difflib.get_close_matches(source, [*registered, "python_corpus"], n=1, cutoff=0.5)
     if near:
         return f"Did you mean {near[0]!r}?"
-    return "Use python_corpus, or tfds:NAME with a NAME of tensorflow_datasets.list_builders()."
+    return (
+        "Use python_corpus, files:GLOB, hf:FOLDER, tokens:FILE.npy, or tfds:NAME with a NAME of "
+        "tensorflow_datasets.list_builders()."
+    )

@@ -1,9 +1,9 @@
-"""The token cache: a split is tokenised once into a file, which later runs map into memory."""
+"""The token cache: a split is tokenised once into files, which later runs map into memory."""
 
 import contextlib
+import dataclasses
 import hashlib
 import json
-import os
 import pathlib
 import shutil
 import uuid
@@ -12,128 +12,139 @@ from collections.abc import Iterable
 import numpy as np
 
 from jaxtpu.data.progress import told_if_slow
+from jaxtpu.data.records import Counts, Record
 from jaxtpu.data.sources import open_source
+from jaxtpu.data.tokenise import write_tokens
 from jaxtpu.data.tokenizer import Tokenizer
 from jaxtpu.data.tokens import TokenStream
 from jaxtpu.errors import ConfigError
 
-_FORMAT = 1  # of the files below; a higher one makes every split be tokenised anew
-_TOKENS, _MANIFEST = "tokens.bin", "manifest.json"
+_FORMAT = 2  # of the files below; a higher one makes every split be tokenised anew
+TOKENS, MANIFEST, STARTS, COUNTED = "tokens.bin", "manifest.json", "starts.bin", "counted.bin"
+
+
+@dataclasses.dataclass(frozen=True)
+class Selection:
+    """Which documents, and how they are read; the fields of `data` that tokens depend on.
+
+    Attributes:
+      source: see `sources.open_source`.
+      split: see `sources.Source.documents`.
+      split_field: the field of the configuration that an error about the split names.
+      fields: names of the text, and of the answer where the loss is on answers alone.
+      validation_percent: of the documents of files, in the split `validation`.
+      max_bad: fraction of the records that may be unreadable.
+    """
+
+    source: str
+    split: str
+    split_field: str = "data.train_split"
+    fields: tuple[str, ...] = ("text",)
+    validation_percent: float = 1.0
+    max_bad: float = 0.0
 
 
 def open_tokens(
-    *,
-    source: str,
-    split: str,
-    tokenizer: Tokenizer,
-    directory: str,
-    text_field: str = "text",
-    split_field: str = "data.train_split",
+    selection: Selection, tokenizer: Tokenizer, directory: str, cache_bytes: int = 2**31
 ) -> TokenStream:
-    """The tokens of one split, from their file where that exists.
+    """The tokens of one split, from their files where those exist.
 
-    The file is one of a folder `directory/tokens/KEY`, whose key stands for all that the tokens
-    depend on. The folder gets its name when it is complete, so that of several processes that
-    make it at once, all read the same one, and one that is killed leaves nothing that counts.
+    They are in a folder `directory/tokens/KEY`, whose key stands for all that the tokens depend on.
+    The folder gets its name when it is complete, so that of several processes that make it at
+    once, all read the same one, and one that is killed leaves nothing that counts.
 
     Args:
-      source: see `sources.open_source`, also for `text_field`.
-      split: see `sources.documents`, also for `split_field`.
       directory: holds prepared data, shared by runs; `~` is expanded.
+      cache_bytes: host memory that the mapped files may take.
 
     Raises:
-      ConfigError: see `sources.open_source` and `sources.documents`; no document has any text.
-      UserError: the data set cannot be prepared.
+      ConfigError: see `sources.open_source` and `sources.Source.documents`; no document has any
+        text.
+      UserError: the data set cannot be prepared, or too many of its records cannot be read.
     """
-    opened = open_source(source, directory, text_field)
+    s = selection
+    opened = open_source(s.source, directory, s.fields, s.validation_percent)
+    if hasattr(opened, "tokens"):  # tokenised already
+        return opened.tokens(s.split, s.split_field, tokenizer, cache_bytes)
     identity = {
         "format": _FORMAT,
-        "source": source,
+        "source": s.source,
         "version": opened.version,
-        "split": split,
-        "text_field": text_field,
+        "split": s.split,
+        "fields": list(s.fields),
         "tokenizer": tokenizer.name,
+        "tokenizer_version": tokenizer.version,
+        "document_start": tokenizer.document_start,
     }
     key = hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:16]
     folder = pathlib.Path(directory).expanduser() / "tokens" / key
-    stream = _read(folder)
+    stream = _read(folder, cache_bytes)
     if stream is None:
-        documents = opened.documents(split, split_field)
-        with told_if_slow(f"Tokenising {source}, split {split}"):
-            stream = _write(folder, identity, documents, tokenizer)
+        records = opened.documents(s.split, s.split_field)
+        with told_if_slow(f"Tokenising {s.source}, split {s.split}"):
+            _write(folder, identity, records, tokenizer, s)
+        stream = _read(folder, cache_bytes)
+        if stream is None:
+            raise OSError(f"The tokens written to {folder} cannot be read back.")
     if stream.num_documents == 0:
-        raise ConfigError(split_field, split, f"no document of {source} in it has any text.")
+        raise ConfigError(s.split_field, s.split, f"no document of {s.source} in it has any text.")
     return stream
 
 
-def _read(folder: pathlib.Path) -> TokenStream | None:
+def map_file(path: pathlib.Path, dtype: np.dtype) -> np.ndarray:
+    """A file as an array that is read where it is looked at; an empty file cannot be mapped."""
+    return np.memmap(path, dtype, "r") if path.stat().st_size else np.zeros(0, dtype)
+
+
+def _read(folder: pathlib.Path, cache_bytes: int) -> TokenStream | None:
     """The stream in `folder`; None where there is none, or it is not whole."""
     try:
-        manifest = json.loads((folder / _MANIFEST).read_text())
-        if (folder / _TOKENS).stat().st_size != manifest["file_bytes"]:
-            return None
-        dtype, length = np.dtype(manifest["dtype"]), manifest["file_bytes"]
-        # An empty file cannot be mapped.
-        tokens = np.memmap(folder / _TOKENS, dtype, "r") if length else np.zeros(0, dtype)
-    except (OSError, ValueError):
+        manifest = json.loads((folder / MANIFEST).read_text())
+        for name, size in manifest["files"].items():
+            if (folder / name).stat().st_size != size:
+                return None
+        dtype = np.dtype(manifest["dtype"])
+        counted = COUNTED in manifest["files"]
+        return TokenStream(
+            map_file(folder / TOKENS, dtype),
+            document_start=manifest["identity"]["document_start"],
+            num_documents=manifest["counts"]["used"],
+            num_bytes=manifest["num_bytes"],
+            tokenizer=manifest["identity"]["tokenizer"],
+            starts=map_file(folder / STARTS, np.dtype("<i8")),
+            counted=map_file(folder / COUNTED, np.dtype("u1")) if counted else None,
+            counts=Counts(**manifest["counts"]),
+            folder=folder,
+            cache_bytes=cache_bytes,
+        )
+    except (OSError, ValueError, KeyError, TypeError):
         return None
-    return TokenStream(
-        tokens,
-        document_start=manifest["document_start"],
-        num_documents=manifest["num_documents"],
-        num_bytes=manifest["num_bytes"],
-        tokenizer=manifest["identity"]["tokenizer"],
-    )
 
 
 def _write(
     folder: pathlib.Path,
     identity: dict,
-    documents: Iterable[str | bytes],
+    records: Iterable[Record],
     tokenizer: Tokenizer,
-) -> TokenStream:
-    """Tokenises `documents` into `folder`, and reads it."""
+    selection: Selection,
+) -> None:
+    """Tokenises `records` into `folder`."""
     folder.parent.mkdir(parents=True, exist_ok=True)
     unfinished = folder.with_name(f"{folder.name}.tmp-{uuid.uuid4().hex}")
     unfinished.mkdir()
     try:
-        _write_files(unfinished, identity, documents, tokenizer)
+        paths = {name: unfinished / name for name in (TOKENS, STARTS, COUNTED)}
+        manifest = write_tokens(
+            records, tokenizer, selection.source, selection.max_bad,
+            tokens=paths[TOKENS], starts=paths[STARTS],
+            counted=paths[COUNTED] if len(selection.fields) > 1 else None,
+        )  # fmt: skip
+        sizes = {name: path.stat().st_size for name, path in paths.items() if path.exists()}
+        manifest |= {"identity": identity, "files": sizes}
+        (unfinished / MANIFEST).write_text(json.dumps(manifest, indent=2) + "\n")
         _rename(unfinished, folder)
     finally:
         shutil.rmtree(unfinished, ignore_errors=True)
-    stream = _read(folder)
-    if stream is None:
-        raise OSError(f"The tokens written to {folder} cannot be read back.")
-    return stream
-
-
-def _write_files(
-    folder: pathlib.Path, identity: dict, documents: Iterable[str | bytes], tokenizer: Tokenizer
-) -> None:
-    dtype = np.dtype("<u2" if tokenizer.vocab_size <= 2**16 else "<u4")
-    separator = np.array([tokenizer.document_start], dtype).tobytes()
-    num_documents = num_bytes = 0
-    with open(folder / _TOKENS, "wb") as file:
-        for document in documents:
-            text = document.encode("utf-8") if isinstance(document, str) else document
-            if not text:
-                continue
-            file.write(separator)
-            file.write(tokenizer.encode(text).astype(dtype).tobytes())
-            num_documents += 1
-            num_bytes += len(text)
-        file.flush()
-        os.fsync(file.fileno())  # or a host that dies could leave the length without the bytes
-        length = file.tell()
-    manifest = {
-        "identity": identity,
-        "dtype": dtype.str,
-        "file_bytes": length,
-        "document_start": tokenizer.document_start,
-        "num_documents": num_documents,
-        "num_bytes": num_bytes,
-    }
-    (folder / _MANIFEST).write_text(json.dumps(manifest, indent=2) + "\n")
 
 
 def _rename(unfinished: pathlib.Path, folder: pathlib.Path) -> None:
@@ -141,7 +152,7 @@ def _rename(unfinished: pathlib.Path, folder: pathlib.Path) -> None:
 
     What has the name but is not whole is moved away: a folder cannot be renamed onto another.
     """
-    while _read(folder) is None:
+    while _read(folder, 0) is None:
         try:
             unfinished.rename(folder)
         except OSError:

@@ -1,8 +1,30 @@
 """Tokens: the documents of a split as one stream, read as examples from anywhere in it."""
 
 import dataclasses
+import mmap
+import pathlib
 
 import numpy as np
+
+from jaxtpu.data.records import Counts
+
+_AROUND = 1 << 16  # bytes that the operating system maps around the one looked at
+
+
+class _Pages:
+    """The pages of mapped files that have been looked at, given back when they are too many."""
+
+    def __init__(self, limit: int):
+        self._limit, self._touched = limit, 0
+
+    def touched(self, size: int, places: int, arrays: list[np.ndarray]) -> None:
+        """Counts `size` bytes in so many `places` of `arrays`."""
+        self._touched += size + places * _AROUND
+        if self._touched > self._limit:
+            self._touched = 0
+            for array in arrays:
+                if isinstance(mapped := getattr(array, "_mmap", None), mmap.mmap):
+                    mapped.madvise(mmap.MADV_DONTNEED)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -13,8 +35,13 @@ class TokenStream:
       tokens: [num_tokens] uint16 or uint32, mapped from its file.
       document_start: the id that leads each document; the next one's ends a document.
       num_documents: documents that are not empty.
-      num_bytes: bytes of their text in UTF-8.
+      num_bytes: bytes of their text in UTF-8; 0 where that is not known.
       tokenizer: name of the tokenizer.
+      starts: [num_documents] int64, where each document starts in `tokens`.
+      counted: [num_tokens] uint8, 1 for a token to be learned; None where all are.
+      counts: what became of the records.
+      folder: where more can be kept that is derived from the tokens.
+      cache_bytes: host memory that mapped files may take.
     """
 
     tokens: np.ndarray
@@ -22,6 +49,15 @@ class TokenStream:
     num_documents: int
     num_bytes: int
     tokenizer: str
+    starts: np.ndarray | None = None
+    counted: np.ndarray | None = None
+    counts: Counts = Counts()  # noqa: RUF009 (frozen)
+    folder: pathlib.Path | None = None
+    cache_bytes: int = 2**31
+    _pages: _Pages = dataclasses.field(init=False, repr=False, compare=False)
+
+    def __post_init__(self):
+        object.__setattr__(self, "_pages", _Pages(self.cache_bytes))
 
     @property
     def num_tokens(self) -> int:
@@ -36,6 +72,10 @@ class TokenStream:
         """
         num_targets = self.num_tokens - 1
         return -(-num_targets // sequence_length) if partial else num_targets // sequence_length
+
+    def left_over(self, sequence_length: int) -> int:
+        """Targets of a training epoch that are in no example."""
+        return self.num_tokens - 1 - self.examples(sequence_length) * sequence_length
 
     def example_batch(self, indices: np.ndarray, sequence_length: int) -> dict[str, np.ndarray]:
         """The examples at `indices`, with the arrays of `batch_spec`.
@@ -56,8 +96,7 @@ class TokenStream:
         at = indices * sequence_length + columns
         real = (indices >= 0) & (at < self.num_tokens - 1)
         at = np.where(real, at, 0)
-        inputs = self.tokens[at].astype(np.int32)
-        targets = self.tokens[at + 1].astype(np.int32)
+        inputs, targets, counts = self.read(at)
         starts = inputs == self.document_start
         starts[:, 0] = True
         segment_ids = np.cumsum(starts, axis=1, dtype=np.int32)
@@ -68,5 +107,21 @@ class TokenStream:
             "targets": targets * real,
             "segment_ids": segment_ids * real,
             "positions": positions * real,
-            "weights": real.astype(np.float32),
+            "weights": (real & counts).astype(np.float32),
         }
+
+    def read(self, at: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """(tokens, the tokens after them, whether those are to be learned), each of the shape of
+        `at`. After the last token of all comes the start of a document."""
+        after = at + 1
+        last = after == self.num_tokens
+        after = np.where(last, 0, after)
+        inputs = self.tokens[at].astype(np.int32)
+        targets = np.where(last, self.document_start, self.tokens[after]).astype(np.int32)
+        counts = np.ones(at.shape, bool)
+        if self.counted is not None:
+            counts = last | (self.counted[after] > 0)
+        size = at.size * self.tokens.itemsize * (2 if self.counted is None else 3)
+        files = [self.tokens] if self.counted is None else [self.tokens, self.counted]
+        self._pages.touched(size, len(at), files)
+        return inputs, targets, counts

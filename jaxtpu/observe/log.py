@@ -15,7 +15,7 @@ class Rates:
     """Constants that turn a loss and a time into what people compare.
 
     Attributes:
-      tokens_per_byte: tokens of the training text per byte of it.
+      tokens_per_byte: tokens of the training text per byte of it; NaN where it is not known.
       flops_per_token: training FLOPs a token, without recomputation.
       peak_flops: of all devices together; None where it is not known.
     """
@@ -82,7 +82,8 @@ class LogHook:
             for name in names
         }
         values["train/learning_rate"] = float(fetched[-1]["learning_rate"])
-        values["train/bits_per_byte"] = self._rates.bits_per_byte(values["train/loss"])
+        if math.isfinite(self._rates.tokens_per_byte):
+            values["train/bits_per_byte"] = self._rates.bits_per_byte(values["train/loss"])
         values["train/tokens"] = total
         values |= self._speed(interval, total, progress)
         self._emit(interval.last, values)

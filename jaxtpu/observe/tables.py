@@ -6,7 +6,7 @@ from typing import Any
 import jax
 
 from jaxtpu.config import Config, RunUnits
-from jaxtpu.data.tokens import TokenStream
+from jaxtpu.data.streams import words_about
 from jaxtpu.hardware import generation_of
 from jaxtpu.kernels.attention import choose_attention
 from jaxtpu.kernels.placement import sequence_parts
@@ -26,7 +26,7 @@ def peak_flops(mesh: jax.sharding.Mesh) -> float | None:
 
 
 def startup_rows(
-    config: Config, programs: Programs, units: RunUnits, stream: TokenStream, start: int
+    config: Config, programs: Programs, units: RunUnits, stream: Any, start: int
 ) -> Rows:
     """What is about to run.
 
@@ -64,9 +64,10 @@ def startup_rows(
         ("batch", _batch(config, programs)),
         (
             "data",
-            f"{data.source}: {stream.num_documents:,} documents, {stream.num_tokens:,} tokens; "
-            f"an epoch is {units.steps_per_epoch:,} steps",
+            f"{'a mixture' if data.mixture else data.source}: {stream.num_documents:,} documents, "
+            f"{stream.num_tokens:,} tokens; an epoch is {units.steps_per_epoch:,} steps",
         ),
+        *[("", line) for line in words_about(stream, data.sequence_length)],
         (
             "length",
             f"{units.steps:,} steps, {count(units.steps * units.tokens_per_step)} tokens, "
@@ -193,7 +194,9 @@ def closing_rows(
 
 
 def _loss(result: dict[str, float], kind: str, bits: float | None) -> str:
-    text = f"loss {result[f'{kind}/loss']:.4f}, {bits:.3f} bits/byte"
+    text = f"loss {result[f'{kind}/loss']:.4f}"
+    if bits is not None and math.isfinite(bits):
+        text += f", {bits:.3f} bits/byte"
     if f"{kind}/accuracy" in result:
         text += f", accuracy {result[f'{kind}/accuracy']:.3f}"
     return text

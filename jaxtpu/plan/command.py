@@ -52,7 +52,7 @@ def plan(
     """
     out = make_console()
     fixed = fixed_fields(config, given, opened)
-    vocab_size = make_tokenizer(config.data.tokenizer).vocab_size
+    vocab_size = make_tokenizer(config.data.tokenizer, config.data.separator).vocab_size
     check_axes(config.mesh)
     names = dict.fromkeys(name.strip().lower() for name in slices.split(","))
     asked = [parse_slice(name) for name in names]

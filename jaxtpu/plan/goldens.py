@@ -48,7 +48,7 @@ class Case:
     @property
     def request(self) -> CompileRequest:
         config = load(self.config, [(name, str(value)) for name, value in self.fields.items()])
-        vocab_size = make_tokenizer(config.data.tokenizer).vocab_size
+        vocab_size = make_tokenizer(config.data.tokenizer, config.data.separator).vocab_size
         return CompileRequest(config.to_dict(), self.slice, self.hbm_gib, vocab_size)
 
     def __str__(self) -> str:

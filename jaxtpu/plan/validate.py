@@ -81,7 +81,7 @@ def validate(out: Console) -> int:
 def finalized(row: Published) -> Config:
     """The configuration of a row, as it is for its slice."""
     config = row.config()
-    vocab_size = make_tokenizer(config.data.tokenizer).vocab_size
+    vocab_size = make_tokenizer(config.data.tokenizer, config.data.separator).vocab_size
     finalize(config, parse_slice(row.slice).devices, vocab_size)
     return config
 
@@ -95,7 +95,7 @@ def _compile(
             config.to_dict(),
             row.slice,
             parse_slice(row.slice).generation.hbm_gib,
-            make_tokenizer(config.data.tokenizer).vocab_size,
+            make_tokenizer(config.data.tokenizer, config.data.separator).vocab_size,
             compiler_options=_as_its_source(row),
         )
         for row, config in zip(rows, configs, strict=True)

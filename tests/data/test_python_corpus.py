@@ -45,7 +45,7 @@ def test_only_distinct_texts_of_the_library_itself_are_read(library):
 def test_the_splits_share_no_document(library, tmp_path):
     config = PythonCorpusConfig(name="small", root=str(library))
     builder = PythonCorpus(data_dir=str(tmp_path / "tfds"), config=config)
-    source = TfdsSource("small", builder, "text")
+    source = TfdsSource("small", builder, ("text",))
     train = list(source.documents("train", "data.train_split"))
     validation = list(source.documents("validation", "data.validation_split"))
     expected, _ = read_documents(library)

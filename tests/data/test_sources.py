@@ -35,8 +35,8 @@ class BrokenPoems(TinyPoems):
 
 
 def read(source="tfds:tiny_poems", split="train", directory="", **arguments):
-    arguments = {"text_field": "poem", **arguments}
-    return list(sources.documents(source, split, str(directory), **arguments))
+    opened = sources.open_source(source, str(directory), (arguments.get("text_field", "poem"),))
+    return list(opened.documents(split, arguments.get("split_field", "data.train_split")))
 
 
 def test_any_registered_data_set_is_read_and_nothing_is_said(tmp_path, capfd):
@@ -52,7 +52,7 @@ def test_any_registered_data_set_is_read_and_nothing_is_said(tmp_path, capfd):
     ("arguments", "message"),
     [
         ({"source": "python_corpse"}, r"data\.source=.*Did you mean 'python_corpus'\?"),
-        ({"source": "xyz"}, r"data\.source='xyz'.*Use python_corpus, or tfds:NAME"),
+        ({"source": "xyz"}, r"data\.source='xyz'.*Use python_corpus,.* or tfds:NAME"),
         ({"source": "python_corpus:x"}, r"data\.source='python_corpus:x'.*Use python_corpus\."),
         ({"source": "tfds:tiny_poem"}, r"data\.source=.*Did you mean 'tfds:tiny_poems'\?"),
         ({"source": "tfds:"}, r"data\.source='tfds:'"),
@@ -78,13 +78,13 @@ def test_a_failed_preparation_is_told_with_its_cause(tmp_path):
 
 
 def test_data_prepared_by_another_process_meanwhile_is_read(tmp_path):
-    source = sources.open_source("tfds:tiny_poems", str(tmp_path), "poem")
+    source = sources.open_source("tfds:tiny_poems", str(tmp_path), ("poem",))
     poems = read(directory=tmp_path)
     assert list(source.documents("train", "data.train_split")) == poems
 
 
 def test_losing_a_race_to_prepare_is_no_failure(tmp_path, monkeypatch):
-    source = sources.open_source("tfds:tiny_poems", str(tmp_path), "poem")
+    source = sources.open_source("tfds:tiny_poems", str(tmp_path), ("poem",))
 
     def lose():
         read(directory=tmp_path)

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from jaxtpu.data import sources
-from jaxtpu.data.token_cache import open_tokens
+from jaxtpu.data.token_cache import Selection, open_tokens
 from jaxtpu.data.tokenizer import ByteTokenizer
 from jaxtpu.errors import ConfigError
 
@@ -29,7 +29,7 @@ def memory(monkeypatch):
 
 def read(directory, split="train", tokenizer=None):
     tokenizer = tokenizer or ByteTokenizer()
-    return open_tokens(source="memory", split=split, tokenizer=tokenizer, directory=str(directory))
+    return open_tokens(Selection("memory", split), tokenizer, str(directory))
 
 
 def test_documents_are_tokenised_once(memory, tmp_path):
@@ -67,7 +67,7 @@ def test_a_truncated_file_is_made_anew(memory, tmp_path, name):
 
 def test_a_failure_on_the_way_leaves_nothing(memory, tmp_path):
     memory.texts = ["whole", 17]
-    with pytest.raises(TypeError):
+    with pytest.raises(TypeError):  # from the source: a record that is no text is a `BadRecord`
         read(tmp_path)
     assert not list((tmp_path / "tokens").iterdir())
 
