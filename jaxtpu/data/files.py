@@ -1,14 +1,16 @@
 """Documents in files: text, JSON lines and Parquet, compressed or not."""
 
 import glob
-import gzip
 import hashlib
+import io
 import json
 import os
 import pathlib
-import zlib
 from collections.abc import Iterator
 from typing import Any, BinaryIO
+
+import pyarrow
+import pyarrow.parquet
 
 from jaxtpu.data.records import Answer, BadRecord, Record, record_of
 from jaxtpu.errors import ConfigError, UserError, nearest
@@ -16,6 +18,7 @@ from jaxtpu.errors import ConfigError, UserError, nearest
 _KINDS = (".txt", ".jsonl", ".parquet")
 _COMPRESSED = (".gz", ".zst")
 _SPLITS = ("train", "validation", "all")
+_BUFFER = 1 << 20  # bytes decompressed at once
 
 
 class FileSource:
@@ -70,7 +73,7 @@ class FileSource:
                 for record in _read(path, self._fields):
                     if split == "all" or self._split_of(record) == split:
                         yield record
-            except _damage() as error:
+            except (OSError, pyarrow.ArrowException) as error:
                 raise UserError(
                     f"data.source={self._source!r}: {path} is damaged ({error}). Repair it, or "
                     f"name a glob without it."
@@ -131,8 +134,6 @@ def _read_json_lines(path: str, fields: tuple[str, ...]) -> Iterator[Record]:
 
 
 def _read_parquet(path: str, fields: tuple[str, ...]) -> Iterator[Record]:
-    import pyarrow.parquet
-
     with pyarrow.parquet.ParquetFile(path) as file:
         names = file.schema_arrow.names
         if missing := next((name for name in fields if name not in names), None):
@@ -171,21 +172,8 @@ def _kind(path: str) -> str:
 
 
 def _open(path: str) -> BinaryIO:
-    if path.endswith(".gz"):
-        return gzip.open(path, "rb")
-    if path.endswith(".zst"):
-        import zstandard
-
-        return zstandard.open(path, "rb")
-    return open(path, "rb")  # noqa: SIM115 (the caller closes it)
-
-
-def _damage() -> tuple[type[Exception], ...]:
-    """What the libraries raise for a file that is not whole."""
-    import pyarrow
-    import zstandard
-
-    return (EOFError, gzip.BadGzipFile, zlib.error, zstandard.ZstdError, pyarrow.ArrowException)
+    """A file to read, decompressed as its name says; raises OSError where that is cut short."""
+    return io.BufferedReader(pyarrow.input_stream(path, compression="detect"), _BUFFER)
 
 
 def _near_files(pattern: str) -> str:

@@ -242,11 +242,13 @@ def _dealt(
     """For each row of a global batch, its stream, and the number of its example in that."""
     counts = np.subtract(after, before)
     stream_of = np.repeat(np.arange(len(counts)), counts)
-    numbers = np.concatenate([np.arange(a, b) for a, b in zip(before, after, strict=True)])
     if len(counts) > 1:  # streams are spread over the rows, and so over the devices
         bits = np.random.Philox(np.random.SeedSequence([seed, sum(before), 1]))
-        mixed = np.argsort(bits.random_raw(len(numbers)), kind="stable")
-        stream_of, numbers = stream_of[mixed], numbers[mixed]
+        stream_of = stream_of[np.argsort(bits.random_raw(len(stream_of)), kind="stable")]
+    numbers = np.empty(len(stream_of), np.int64)
+    for which, first in enumerate(before):
+        mine = np.flatnonzero(stream_of == which)
+        numbers[mine] = first + np.arange(len(mine))
     return stream_of, numbers
 
 

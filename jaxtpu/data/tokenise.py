@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import itertools
+import math
 import os
 import pathlib
 from collections.abc import Iterable, Iterator
@@ -158,7 +159,7 @@ def _check(tally: Counts, source: str, max_bad: float) -> None:
     raise UserError(
         f"data.source={source!r}: {tally.first_bad}. Of {tally.read:,} records, {tally.bad:,} cannot "
         f"be read, more than data.max_bad={max_bad:g} allows. Mend them, or use data.max_bad="
-        f"{tally.bad / tally.read + 5e-4:.3f}."
+        f"{math.ceil(1000 * tally.bad / tally.read) / 1000:g}."
     )
 
 

@@ -29,7 +29,7 @@ def write(tmp_path):
 
 def documents(count, longest, seed=0):
     random = np.random.default_rng(seed)
-    return [bytes(random.integers(0, 256, random.integers(1, longest))) for _ in range(count)]
+    return [random.bytes(random.integers(1, longest)) for _ in range(count)]
 
 
 def test_rows_hold_every_piece_once_and_no_more_than_they_can():
@@ -43,6 +43,10 @@ def test_rows_hold_every_piece_once_and_no_more_than_they_can():
         )
         # At most 11/9 of the least, and a row more.
         assert len(rows) - 1 <= 11 / 9 * -(-lengths.sum() // room) + 1
+
+
+def _bytes(arrays):
+    return [array.astype("i4").tobytes() for array in arrays]
 
 
 @pytest.mark.parametrize("length", [5, 32, 1000])
@@ -62,10 +66,7 @@ def test_packed_examples_are_the_documents(write, length):
         for at in range(0, len(text) + 1, length):
             end = min(at + length, len(text) + 1)
             expected.append((ids[at:end], ids[at + 1 : end + 1]))
-    as_bytes = lambda pairs: sorted(
-        (a.astype("i4").tobytes(), b.astype("i4").tobytes()) for a, b in pairs
-    )  # noqa: E731
-    assert as_bytes(pieces) == as_bytes(expected)
+    assert sorted(map(_bytes, pieces)) == sorted(map(_bytes, expected))
     real = batch["segment_ids"] > 0
     np.testing.assert_array_equal(batch["weights"], real)
     for name in ("inputs", "targets", "positions"):
