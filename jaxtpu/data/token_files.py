@@ -6,10 +6,10 @@ import numpy as np
 
 from jaxtpu.data.records import Counts
 from jaxtpu.data.tokenizer import Tokenizer
-from jaxtpu.data.tokens import TokenStream
+from jaxtpu.data.tokens import TokenStream, give_back
 from jaxtpu.errors import ConfigError
 
-_CHUNK = 1 << 24  # tokens looked at at once
+_CHUNK = 1 << 22  # tokens looked at at once
 
 
 class TokenFiles:
@@ -74,4 +74,5 @@ class TokenFiles:
                 )  # fmt: skip
             found = at + np.flatnonzero(chunk == tokenizer.document_start)
             starts.append(found[found > 0])
+            give_back(tokens)
         return np.concatenate(starts)

@@ -8,7 +8,7 @@ import numpy as np
 
 from jaxtpu.data.records import Counts
 
-_AROUND = 1 << 16  # bytes that the operating system maps around the one looked at
+_AROUND = 1 << 21  # bytes that the operating system may map around the one looked at: a huge page
 
 
 class _Pages:
@@ -17,14 +17,24 @@ class _Pages:
     def __init__(self, limit: int):
         self._limit, self._touched = limit, 0
 
-    def touched(self, size: int, places: int, arrays: list[np.ndarray]) -> None:
-        """Counts `size` bytes in so many `places` of `arrays`."""
-        self._touched += size + places * _AROUND
-        if self._touched > self._limit:
+    def rows(self, row_bytes: int) -> int:
+        """Rows, each of so many bytes in a place of its own, that may be looked at at once."""
+        return max(1, self._limit // (row_bytes + _AROUND))
+
+    def touch(self, rows: int, row_bytes: int, arrays: list[np.ndarray]) -> None:
+        """Makes room for so many rows of `arrays`."""
+        size = rows * (row_bytes + _AROUND)
+        if self._touched + size > self._limit:
             self._touched = 0
             for array in arrays:
-                if isinstance(mapped := getattr(array, "_mmap", None), mmap.mmap):
-                    mapped.madvise(mmap.MADV_DONTNEED)
+                give_back(array)
+        self._touched += size
+
+
+def give_back(array: np.ndarray) -> None:
+    """Lets go of the pages of a mapped file; they are read again where they are looked at again."""
+    if isinstance(mapped := getattr(array, "_mmap", None), mmap.mmap):
+        mapped.madvise(mmap.MADV_DONTNEED)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -113,6 +123,16 @@ class TokenStream:
     def read(self, at: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """(tokens, the tokens after them, whether those are to be learned), each of the shape of
         `at`. After the last token of all comes the start of a document."""
+        row_bytes = at.shape[-1] * self.tokens.itemsize * 2
+        block = self._pages.rows(row_bytes)
+        blocks = [
+            self._read(at[row : row + block], row_bytes) for row in range(0, max(1, len(at)), block)
+        ]
+        return tuple(np.concatenate(parts) for parts in zip(*blocks, strict=True))
+
+    def _read(self, at: np.ndarray, row_bytes: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        files = [self.tokens] if self.counted is None else [self.tokens, self.counted]
+        self._pages.touch(len(at) * len(files), row_bytes, files)
         after = at + 1
         last = after == self.num_tokens
         after = np.where(last, 0, after)
@@ -121,7 +141,4 @@ class TokenStream:
         counts = np.ones(at.shape, bool)
         if self.counted is not None:
             counts = last | (self.counted[after] > 0)
-        size = at.size * self.tokens.itemsize * (2 if self.counted is None else 3)
-        files = [self.tokens] if self.counted is None else [self.tokens, self.counted]
-        self._pages.touched(size, len(at), files)
         return inputs, targets, counts

@@ -68,3 +68,20 @@ def test_saved_data_sets_are_read(tmp_path):
         HuggingFaceSource("hf:x", str(tmp_path / "one"), ("txt",))
     with pytest.raises(ConfigError, match=r"data\.source='hf:x'.*no saved data set"):
         HuggingFaceSource("hf:x", str(tmp_path), ("text",))
+
+
+def test_reading_takes_no_more_memory_than_it_may(tmp_path):
+    """Of 160 MB in a file, all read, no more than 40 MB and what one place maps are held."""
+    np.save(tmp_path / "train.npy", np.zeros(80_000_000, np.uint16))
+    selection = Selection(f"tokens:{tmp_path}/train.npy", "train")
+    before, most = _mapped_mb(), 0
+    stream = open_tokens(selection, make_tokenizer("ids:100:99"), "", 40 * 2**20)
+    for rows in np.array_split(np.random.default_rng(0).permutation(stream.examples(20_000)), 60):
+        stream.example_batch(rows, 20_000)
+        most = max(most, _mapped_mb() - before)
+    assert 0 < most < 45
+
+
+def _mapped_mb() -> float:
+    with open("/proc/self/status") as file:
+        return next(int(line.split()[1]) / 1000 for line in file if line.startswith("RssFile"))
