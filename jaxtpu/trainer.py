@@ -15,7 +15,7 @@ from jaxtpu.checkpoint import Checkpoints
 from jaxtpu.config import Config, to_steps
 from jaxtpu.data.entropy import byte_entropies
 from jaxtpu.data.loader import Position, TrainLoader, evaluation_batches
-from jaxtpu.data.streams import words_read
+from jaxtpu.data.streams import learns_answers, words_read
 from jaxtpu.errors import EXIT_OK, UserError
 from jaxtpu.generate import generate
 from jaxtpu.mesh import peak_memory_bytes
@@ -105,8 +105,9 @@ def _first_state(setup: Setup, checkpoints: Checkpoints, start: int, out: Consol
 
 
 def _tokens_per_byte(stream: Any) -> float:
-    """NaN where the text is not known."""
-    return stream.num_tokens / stream.num_bytes if stream.num_bytes else math.nan
+    """NaN where the text is not known, or only parts of it are learned."""
+    known = stream.num_bytes and not learns_answers(stream)
+    return stream.num_tokens / stream.num_bytes if known else math.nan
 
 
 def _say_finished(out: Console, config: Config, steps: int, command: str) -> None:
@@ -271,6 +272,7 @@ class _Run:
         """Prints the closing table and a sample of what the model writes."""
         setup, workdir = self.setup, self.config.workdir
         is_bytes = hasattr(setup.validation, "tokens") and setup.tokenizer.name == "bytes"
+        is_bytes = is_bytes and not learns_answers(setup.validation)
         validation = setup.validation or setup.stream
         places = [
             (

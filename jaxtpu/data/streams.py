@@ -33,6 +33,14 @@ def over_a_run(stream: Any, examples: int) -> Any:
     return dataclasses.replace(stream, length=examples) if isinstance(stream, Mixture) else stream
 
 
+def learns_answers(stream: Any) -> bool:
+    """Whether the loss is on a part of the text alone."""
+    return any(
+        one.counted is not None
+        for one in (stream.streams if isinstance(stream, Mixture) else (stream,))
+    )
+
+
 def _open(data: DataConfig, source: str, split_field: str, tokenizer: Tokenizer) -> Any:
     fields = (data.text_field, data.answer_field) if data.answer_field else (data.text_field,)
     selection = Selection(
