@@ -49,7 +49,8 @@ class HostMemory:
       compiler: what compiling leaves behind.
       offloaded: state in pinned host memory, of all local devices.
       checkpoint: a save under way: the copy that it writes from, and what is encoded of it.
-      loader: batches made ahead, and the order of the examples.
+      loader: batches made ahead, the order of the examples, and token files as far as they are
+        mapped into memory.
       restore: shards being read at the start, before there are batches or a save.
       available: of the host; None where that is not known.
     """
@@ -121,6 +122,7 @@ def host_memory(
     *,
     offloaded_bytes: int | None = None,
     examples: int | None = None,
+    mapped_bytes: int = 0,
     host_memory_gib: float | None = None,
 ) -> HostMemory:
     """RAM that one process of a run needs.
@@ -131,6 +133,7 @@ def host_memory(
       offloaded_bytes: `CompileResult.host_bytes` of the train program: of one device. Without the
         compiler, None: what of the state is there.
       examples: in the training data; None where that is not known, and then not counted.
+      mapped_bytes: `data.cache_gib`, the most that token files take while they are read.
       host_memory_gib: RAM of a host; None where that is not known.
     """
     local = slice_.devices // slice_.hosts
@@ -144,7 +147,7 @@ def host_memory(
         compiler=COMPILER_BYTES,
         offloaded=offloaded_bytes * local,
         checkpoint=round(sum(leaf.written(local) for leaf in leaves) * (1 + _ENCODED)),
-        loader=_HOST_BATCHES * batches + 8 * _EPOCH_ORDERS * (examples or 0),
+        loader=_HOST_BATCHES * batches + 8 * _EPOCH_ORDERS * (examples or 0) + mapped_bytes,
         restore=round(read * (1 + _DECODED)),
         available=None if host_memory_gib is None else round(host_memory_gib * 2**30),
     )

@@ -99,6 +99,7 @@ def all_programs(
         batch,
         slice_,
         offloaded_bytes=offloaded,
+        mapped_bytes=round(config.data.cache_gib * 2**30),
         host_memory_gib=_host_gib(slice_),
     )
     rows = memory_rows(reports, round(hbm_gib * _GIB), device, host)
