@@ -18,7 +18,7 @@ from jaxtpu.data.loader import Position, TrainLoader
 from jaxtpu.observe.memory import tree_bytes_per_device
 from jaxtpu.setup import set_up
 
-STEPS, EVERY = 150, 10
+STEPS, EVERY = 120, 10
 BFLOAT16 = {"precision.params": "bfloat16"}
 VARIANTS = {
     "adamw": {},
