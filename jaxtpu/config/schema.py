@@ -9,6 +9,7 @@ from jaxtpu.config.data import DataConfig
 from jaxtpu.config.duration import Duration
 from jaxtpu.config.remat import POLICIES, TENSORS
 from jaxtpu.config.section import Section, option, subsection
+from jaxtpu.config.vision import ImagesConfig, VisionConfig
 
 _DTYPES = ("float32", "bfloat16")
 
@@ -17,7 +18,11 @@ _DTYPES = ("float32", "bfloat16")
 class ModelConfig(Section, path="model"):
     """The model."""
 
-    name: str = option("transformer", "which model of the registry (jaxtpu/models)")
+    name: str = option(
+        "transformer",
+        "which model of the registry (jaxtpu/models): transformer reads text; vit, resnet, mixer and "
+        "mlp read images",
+    )
     vocab_size: int = option(0, "ids of the vocabulary; 0 takes the tokenizer's", at_least=0)
     vocab_multiple: int = option(
         128,
@@ -70,6 +75,7 @@ class ModelConfig(Section, path="model"):
         "model.layers it takes the least memory, for one more forward pass; 1 for none of this",
         at_least=1,
     )
+    vision: VisionConfig = subsection(VisionConfig)
 
 
 @dataclasses.dataclass
@@ -179,6 +185,12 @@ class OptimizerConfig(Section, path="optimizer"):
     clip_norm: float = option(
         1.0, "largest global norm of the gradient; 0 for no clipping", at_least=0.0
     )
+    average: float = option(
+        0.0,
+        "decay, a step, of a running average of the parameters, which evaluation then uses: 0.999; "
+        "0 for none",
+        at_least=0.0, below=1.0,
+    )  # fmt: skip
     accumulate_steps: int = option(
         1,
         "steps between updates: only where even one microbatch a step is too "
@@ -273,6 +285,7 @@ class Config(Section):
     sharding: ShardingConfig = subsection(ShardingConfig)
     precision: PrecisionConfig = subsection(PrecisionConfig)
     data: DataConfig = subsection(DataConfig)
+    images: ImagesConfig = subsection(ImagesConfig)
     optimizer: OptimizerConfig = subsection(OptimizerConfig)
     train: TrainConfig = subsection(TrainConfig)
     checkpoint: CheckpointConfig = subsection(CheckpointConfig)

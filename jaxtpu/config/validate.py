@@ -6,6 +6,8 @@ import re
 from jaxtpu.config.duration import Duration, RunUnits, to_steps
 from jaxtpu.config.remat import remat_actions
 from jaxtpu.config.schema import Config, MeshConfig
+from jaxtpu.config.validate_vision import finalize_vision
+from jaxtpu.config.vision import VISION_MODELS
 from jaxtpu.errors import ConfigError, nearest, nearest_multiples
 
 MESH_AXES = ("data", "fsdp", "expert", "context", "tensor")
@@ -17,7 +19,7 @@ def finalize(config: Config, num_devices: int, vocab_size: int) -> dict[str, int
     Args:
       config: changed in place.
       num_devices: JAX devices in all processes.
-      vocab_size: ids that the tokenizer uses.
+      vocab_size: ids that the tokenizer uses; of images, the classes of the data.
 
     Returns:
       The size of each mesh axis.
@@ -26,7 +28,10 @@ def finalize(config: Config, num_devices: int, vocab_size: int) -> dict[str, int
       ConfigError: names the field, its value, and a value that works.
     """
     sizes = mesh_sizes(config.mesh, num_devices)
-    _finalize_model(config, vocab_size)
+    if config.model.name in VISION_MODELS:
+        finalize_vision(config, vocab_size)
+    else:
+        _finalize_model(config, vocab_size)
     _check_rules(config)
     _check_batch(config, sizes)
     _check_length(config)

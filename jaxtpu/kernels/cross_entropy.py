@@ -23,19 +23,24 @@ def cross_entropy(
 ) -> jax.Array:
     """Loss of each position, nats, float32 [...].
 
+    Targets may be probabilities of all classes instead: [..., V], as mixed images have them.
+
     The target's logit is picked by comparison, not by indexing: a gather along a divided
     vocabulary would collect the logits on every device.
 
     Args:
       logits: [..., V].
-      targets: ids [...].
+      targets: ids [...], or probabilities [..., V].
       vocab_size: ids that are not padding; None for all V.
       label_smoothing: probability that is spread evenly over all ids (arXiv:1512.00567, section 7).
       z_loss: factor of the squared log of the softmax's denominator (arXiv:2204.02311, section 5).
     """
     logits = logits.astype(jnp.float32)
     ids_V = jnp.arange(logits.shape[-1])
-    picked = jnp.sum(jnp.where(ids_V == targets[..., None], logits, 0.0), axis=-1)
+    if targets.ndim == logits.ndim:
+        picked = jnp.sum(targets * logits, axis=-1)
+    else:
+        picked = jnp.sum(jnp.where(ids_V == targets[..., None], logits, 0.0), axis=-1)
     log_z = jax.nn.logsumexp(logits, axis=-1)
     if label_smoothing:
         size = vocab_size or logits.shape[-1]

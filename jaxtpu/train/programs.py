@@ -8,7 +8,6 @@ from jax.sharding import AbstractMesh, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from jaxtpu.config import Config, RunUnits
-from jaxtpu.data.batch import batch_spec
 from jaxtpu.hardware import generation_of
 from jaxtpu.mesh import has_host_memory
 from jaxtpu.models import Model, make_model
@@ -24,14 +23,8 @@ from jaxtpu.sharding import (
     parameter_shardings,
     row_parts,
 )
-from jaxtpu.train.step import (
-    PerToken,
-    TrainState,
-    in_microbatches,
-    make_batch_sums,
-    make_init,
-    make_train_step,
-)
+from jaxtpu.train.step import TrainState, in_microbatches, make_init, make_train_step
+from jaxtpu.train.task import TASKS
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,7 +40,7 @@ class Programs:
       model: the model without parameters.
       init: () -> state, created already divided.
       train_step: (state, batch) -> (state, metrics); the state is donated.
-      eval_step: (params, batch) -> sums over real tokens.
+      eval_step: (`state.evaluated()`, batch) -> sums over real tokens.
       abstract_state: `TrainState` of `jax.ShapeDtypeStruct`s with shardings.
       abstract_batch: dict of `jax.ShapeDtypeStruct`s with shardings.
       undivided: dimensions that their mesh axis does not divide.
@@ -65,7 +58,8 @@ class Programs:
 
     @property
     def batch_sharding(self) -> NamedSharding:
-        return self.abstract_batch["inputs"].sharding
+        """Of the weights: how examples are divided."""
+        return self.abstract_batch["weights"].sharding
 
 
 def build_programs(config: Config, mesh: Mesh, units: RunUnits) -> Programs:
@@ -91,19 +85,27 @@ def build_programs(config: Config, mesh: Mesh, units: RunUnits) -> Programs:
     optimizer = make_optimizer(
         config.optimizer, units, model.abstract_params, axes=model.axes, divided=rows, moved=moved
     )
-    init = make_init(model, optimizer, config.seed)
-    replicas = _replicas(config, rules)
-    train_sums, eval_sums = _sums(config, model, rules, replicas)
+    average = config.optimizer.average
+    init = make_init(model, optimizer, config.seed, average=average > 0)
+    shapes = jax.eval_shape(init)
+    replicas = 1 if shapes.model_state is not None else _replicas(config, rules)
+    train_rules = rules.mapped_over("data") if replicas > 1 else rules
+    task = TASKS[model.task]
+    train_sums = task.batch_sums(config, model, train_rules, training=True)
+    eval_sums = task.batch_sums(config, model, rules, training=False)
     microbatches = config.train.microbatches
     step = make_train_step(
-        model.cast, train_sums, optimizer, shardings, microbatches, precision.accumulate, replicas
-    )
-    shapes = jax.eval_shape(init)
+        model.cast, train_sums, optimizer, shardings, microbatches, precision.accumulate, replicas,
+        average,
+    )  # fmt: skip
     replicated = NamedSharding(mesh, P())
     kept = like_parameters(shapes.opt_state, model.abstract_params, shardings, mesh)
     kept = on_host(kept, optimizer.on_host(shapes.opt_state)) if moved else kept
-    state_shardings = TrainState(replicated, shardings, kept)
-    abstract_batch = _abstract_batch(config, rules)
+    state_shardings = TrainState(
+        replicated, shardings, kept, jax.tree.map(lambda _: replicated, shapes.model_state),
+        shardings if average else None,
+    )  # fmt: skip
+    abstract_batch = _with_shardings(*task.batch(config, rules))
     batch_shardings = {name: leaf.sharding for name, leaf in abstract_batch.items()}
     options = _compiler_options(mesh)
     return Programs(
@@ -119,8 +121,8 @@ def build_programs(config: Config, mesh: Mesh, units: RunUnits) -> Programs:
             compiler_options=options,
         ),
         eval_step=jax.jit(
-            in_microbatches(eval_sums, microbatches),
-            in_shardings=(shardings, batch_shardings),
+            in_microbatches(of_evaluated(eval_sums, shapes), microbatches),
+            in_shardings=(state_shardings.evaluated(), batch_shardings),
             out_shardings=replicated,
             compiler_options=options,
         ),
@@ -130,21 +132,11 @@ def build_programs(config: Config, mesh: Mesh, units: RunUnits) -> Programs:
     )
 
 
-def _sums(config: Config, model: Model, rules: Rules, replicas: int):
-    """`make_batch_sums` of the train step and of evaluation: smoothing and z-loss shape the
-    training, what is evaluated is the model."""
-    options = {
-        "vocab_size": model.vocab_size,
-        "label_smoothing": config.label_smoothing,
-        "z_loss": config.z_loss,
-    }
-    trained = PerToken(config.loss, config.metrics, tuple(options.items()))
-    evaluated = PerToken(config.loss, config.metrics)
-    train_rules = rules.mapped_over("data") if replicas > 1 else rules
-    return (
-        make_batch_sums(model, train_rules, trained, config.loss_chunk),
-        make_batch_sums(model, rules, evaluated, config.loss_chunk),
-    )
+def of_evaluated(eval_sums, shapes: TrainState):
+    """`eval_sums` as a function of what `TrainState.evaluated` gives, and the batch."""
+    if shapes.model_state is None:
+        return eval_sums
+    return lambda variables, batch: eval_sums(variables[0], batch, variables[1])
 
 
 def _replicas(config: Config, rules: Rules) -> int:
@@ -154,15 +146,6 @@ def _replicas(config: Config, rules: Rules) -> int:
     if config.train.microbatches == 1 or divided != {"batch"} or rules.table["batch"][0] != "data":
         return 1
     return rules.mesh.shape["data"]
-
-
-def _abstract_batch(config: Config, rules: Rules) -> dict[str, jax.ShapeDtypeStruct]:
-    batch = batch_spec(config.data.batch_size, config.data.sequence_length)
-    shardings = {
-        name: NamedSharding(rules.mesh, rules.spec(("batch", "sequence"), leaf.shape))
-        for name, leaf in batch.items()
-    }
-    return _with_shardings(batch, shardings)
 
 
 def _compiler_options(mesh: Mesh | AbstractMesh) -> dict[str, str] | None:

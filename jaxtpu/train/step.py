@@ -1,6 +1,5 @@
 """The step: one pure function that the loop runs, the planner compiles and the tests compare."""
 
-import dataclasses
 from typing import Any
 
 import flax.struct
@@ -8,16 +7,9 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from jaxtpu.kernels.chunked_loss import token_sums
-from jaxtpu.kernels.cross_entropy import cross_entropy
 from jaxtpu.models import Model
 from jaxtpu.optimizer import Optimizer
-from jaxtpu.sharding import Rules
-
-LOSSES = {"cross_entropy": cross_entropy}
-METRICS = {
-    "accuracy": lambda logits, targets: jnp.argmax(logits, axis=-1) == targets,
-}
+from jaxtpu.train.task import MODEL_STATE, count_name
 
 
 @flax.struct.dataclass
@@ -28,63 +20,50 @@ class TrainState:
       step: steps done, int32 scalar.
       params: nested dict of parameters.
       opt_state: optax state.
+      model_state: what a model keeps besides parameters, such as running averages of batch
+        statistics; None for a model without any.
+      average: running average of the parameters (`optimizer.average`); None without one.
     """
 
     step: jax.Array
     params: Any
     opt_state: Any
+    model_state: Any = None
+    average: Any = None
+
+    def evaluated(self) -> Any:
+        """What evaluation is run with: the parameters, or their average; beside the model's own
+        state, where it has any, in a pair."""
+        params = self.params if self.average is None else self.average
+        return params if self.model_state is None else (params, self.model_state)
 
 
-def make_init(model: Model, optimizer: Optimizer, seed: int):
-    """() -> the state before the first step. The seed alone decides it, whatever the mesh."""
+def make_init(model: Model, optimizer: Optimizer, seed: int, average: bool = False):
+    """() -> the state before the first step. The seed alone decides it, whatever the mesh.
+
+    Args:
+      average: whether a running average of the parameters is kept.
+    """
 
     def init() -> TrainState:
         params = model.init(jax.random.key(seed))
-        return TrainState(jnp.zeros((), jnp.int32), params, optimizer.init(params))
+        kept = jax.tree.map(lambda p: p.astype(jnp.float32), params) if average else None
+        state = model.init_state()
+        return TrainState(jnp.zeros((), jnp.int32), params, optimizer.init(params), state, kept)
 
     return init
 
 
-@dataclasses.dataclass(frozen=True)
-class PerToken:
-    """(logits [..., V], targets [...]) -> the value of each token, float32 [...], by name.
+def average_with(average: Any, params: Any, decay: float, step: jax.Array) -> Any:
+    """The running average after a step, in float32; None stays None.
 
-    Attributes:
-      loss: name in `LOSSES`; the value is called `loss`.
-      metrics: names in `METRICS`.
-      options: keyword arguments of the loss, as pairs.
+    Early on the decay is (1 + step) / (10 + step) where that is less, so that the initial
+    parameters are soon forgotten (as TensorFlow's `ExponentialMovingAverage` does with `num_updates`).
     """
-
-    loss: str
-    metrics: tuple[str, ...] = ()
-    options: tuple[tuple[str, Any], ...] = ()
-
-    def __call__(self, logits: jax.Array, targets: jax.Array) -> dict[str, jax.Array]:
-        values = {name: METRICS[name](logits, targets) for name in self.metrics}
-        return {"loss": LOSSES[self.loss](logits, targets, **dict(self.options))} | values
-
-
-def make_batch_sums(model: Model, rules: Rules, per_token: PerToken, chunk: int):
-    """(params, batch) -> sums over the real tokens of a batch: `loss`, each metric, `tokens`.
-
-    Args:
-      per_token: what is summed.
-      chunk: tokens of a device whose logits are held at a time; 0 for automatic.
-    """
-
-    def batch_sums(params: Any, batch: dict[str, jax.Array]) -> dict[str, jax.Array]:
-        weights_BT = batch["weights"]
-        with rules.active():
-            x_BTE, head_EV = model.features_and_head(params, batch)
-            # As a part of the model: reports leave out the outermost name.
-            with jax.named_scope("model/loss"):
-                sums = token_sums(
-                    per_token, x_BTE, head_EV, batch["targets"], weights_BT,
-                    vocab_size=model.vocab_size, chunk=chunk,
-                )  # fmt: skip
-        return sums | {"tokens": jnp.sum(weights_BT)}
-
-    return batch_sums
+    if average is None:
+        return None
+    now = jnp.minimum(decay, (1.0 + step) / (10.0 + step))
+    return jax.tree.map(lambda a, p: now * a + (1 - now) * p.astype(a.dtype), average, params)
 
 
 def in_microbatches(fun, microbatches: int):
@@ -93,7 +72,7 @@ def in_microbatches(fun, microbatches: int):
         return fun
 
     def summed(params: Any, batch: dict[str, jax.Array], *rest):
-        rows = batch["inputs"].shape[0] // microbatches
+        rows = batch["weights"].shape[0] // microbatches
         return optax.microbatching.microbatch(fun, 1, rows)(params, batch, *rest)
 
     return summed
@@ -122,27 +101,32 @@ def make_train_step(
     microbatches: int,
     accumulate: jnp.dtype,
     replicas: int = 1,
+    average: float = 0.0,
 ):
     """The function (state, batch) -> (state, metrics).
 
     The loss is the mean over the real tokens of the whole batch, so k microbatches of any padding
     give the update of one large batch. `metrics` are float32 scalars on the devices: the means,
-    `tokens`, `grad_norm`, `learning_rate`.
+    how many they are over (`tokens`, or what else the task counts), `grad_norm`, `learning_rate`.
+
+    A model's own state is taken from the batch as `batch_sums` gives it; of several microbatches
+    it is the mean.
 
     Args:
       cast: the parameters as gradients are taken with respect to (`Model.cast`).
-      batch_sums: from `make_batch_sums`.
+      batch_sums: of a `Task`.
       param_shardings: gradients are kept divided as the parameters are.
       microbatches: parts of the batch that are run one after the other.
       accumulate: dtype of the gradients summed over microbatches.
       replicas: parts of the batch that keep their own sums over microbatches: one reduction over
         the mesh axis `data` a step, not one a microbatch. `batch_sums` is then of rules that are
         `mapped_over("data")`.
+      average: decay of the running average of the parameters, a step; 0 for none.
     """
 
-    def gradient_and_sums(params, batch, tokens):
+    def gradient_and_sums(params, batch, tokens, *model_state):
         def mean_loss(params):
-            sums = batch_sums(params, batch)
+            sums = batch_sums(params, batch, *model_state)
             return sums["loss"] / tokens, sums
 
         gradient, sums = jax.grad(mean_loss, has_aux=True)(cast(params))
@@ -153,16 +137,20 @@ def make_train_step(
     def train_step(state: TrainState, batch: dict[str, jax.Array]):
         tokens = jnp.maximum(jnp.sum(batch["weights"]), 1.0)
         summed = on_each_replica(in_microbatches(gradient_and_sums, microbatches), replicas)
-        gradient, sums = summed(state.params, batch, tokens)
+        kept = () if state.model_state is None else (state.model_state,)
+        gradient, sums = summed(state.params, batch, tokens, *kept)
+        model_state = jax.tree.map(lambda x: x / microbatches, sums.pop(MODEL_STATE, None))
         params, opt_state = optimizer.update(
             gradient, tokens, state.opt_state, state.params, state.step
         )
-        metrics = {name: total / tokens for name, total in sums.items() if name != "tokens"}
+        count = count_name(sums)
+        metrics = {name: total / tokens for name, total in sums.items() if name != count}
         metrics |= {
-            "tokens": sums["tokens"],
+            count: sums[count],
             "grad_norm": optax.tree.norm(gradient),
             "learning_rate": jnp.asarray(optimizer.learning_rate(state.step), jnp.float32),
         }
-        return TrainState(state.step + 1, params, opt_state), metrics
+        averaged = average_with(state.average, params, average, state.step)
+        return TrainState(state.step + 1, params, opt_state, model_state, averaged), metrics
 
     return train_step
