@@ -19,8 +19,6 @@ import time
 import jax
 import numpy as np
 
-from jaxtpu import environment
-
 LENGTH, ROWS, WORKERS, VOCABULARY = 1024, 16, 2, 4096
 _WAIT_BAR, _TORCH_BAR, _RESUME_BAR = 0.02, 2.0, 5.0
 _MILLION = 1_000_000
@@ -225,8 +223,7 @@ def read_all(path: str, budget: str) -> tuple[float, int]:
 def _fresh(function: str, *arguments: str) -> tuple[float, int]:
     """What a function of this file gives in a new process."""
     program = (
-        "import sys, json; from jaxtpu import environment; environment.prepare(1, platform='cpu')\n"
-        f"from tests.benchmarks import input as here\n"
+        f"import sys, json; from tests.benchmarks import input as here\n"
         f"print(json.dumps(here.{function}(*sys.argv[1:])))"
     )
     command = [sys.executable, "-c", program, *arguments]
@@ -250,6 +247,5 @@ _PARTS = {"step": beside_the_step, "torch": beside_torch, "resume": to_resume, "
 
 if __name__ == "__main__":
     chosen = sys.argv[1:] or list(_PARTS)
-    environment.prepare(8 if "step" in chosen else 1, platform="cpu")
     results = [_PARTS[name]() for name in chosen]  # every one is run
     sys.exit(0 if all(results) else 1)
