@@ -9,6 +9,7 @@ from jaxtpu.config.data import DataConfig
 from jaxtpu.config.duration import Duration
 from jaxtpu.config.remat import POLICIES, TENSORS
 from jaxtpu.config.section import Section, option, subsection
+from jaxtpu.config.text import MixtureConfig, TextConfig
 from jaxtpu.config.vision import ImagesConfig, VisionConfig
 
 _DTYPES = ("float32", "bfloat16")
@@ -34,7 +35,7 @@ class ModelConfig(Section, path="model"):
     heads: int = option(4, "query heads", at_least=1)
     kv_heads: int = option(0, "key and value heads; 0 means as many as heads", at_least=0)
     head_dim: int = option(0, "features a head; 0 means embed / heads", at_least=0)
-    mlp: int = option(1024, "hidden features of the gated MLP (SwiGLU)", at_least=1)
+    mlp: int = option(1024, "hidden features of the MLP", at_least=1)
     mlp_multiple: int = option(
         1,
         "the MLP is padded to a multiple of this with features that are 0 and stay 0; 128 (lanes of "
@@ -75,6 +76,8 @@ class ModelConfig(Section, path="model"):
         "model.layers it takes the least memory, for one more forward pass; 1 for none of this",
         at_least=1,
     )
+    text: TextConfig = subsection(TextConfig)
+    moe: MixtureConfig = subsection(MixtureConfig)
     vision: VisionConfig = subsection(VisionConfig)
 
 

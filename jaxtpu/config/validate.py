@@ -4,8 +4,8 @@ import math
 import re
 
 from jaxtpu.config.duration import Duration, RunUnits, to_steps
-from jaxtpu.config.remat import remat_actions
 from jaxtpu.config.schema import Config, MeshConfig
+from jaxtpu.config.validate_text import finalize_text
 from jaxtpu.config.validate_vision import finalize_vision
 from jaxtpu.config.vision import VISION_MODELS
 from jaxtpu.errors import ConfigError, nearest, nearest_multiples
@@ -31,7 +31,7 @@ def finalize(config: Config, num_devices: int, vocab_size: int) -> dict[str, int
     if config.model.name in VISION_MODELS:
         finalize_vision(config, vocab_size)
     else:
-        _finalize_model(config, vocab_size)
+        finalize_text(config, vocab_size)
     _check_rules(config)
     _check_batch(config, sizes)
     _check_length(config)
@@ -93,41 +93,6 @@ def _mesh_mismatch(sizes: dict[str, int], fixed: int, devices: int, free: bool) 
     else:
         suggestion = "Use mesh.data=1, mesh.fsdp=-1 and 1 for the other axes."
     return ConfigError(f"mesh.{axis}", sizes[axis], problem, suggestion)
-
-
-def _finalize_model(config: Config, vocab_size: int) -> None:
-    model = config.model
-    if model.vocab_size == 0:
-        model.vocab_size = vocab_size
-    if model.vocab_size < vocab_size:
-        raise ConfigError(
-            "model.vocab_size", model.vocab_size,
-            f"the tokenizer {config.data.tokenizer!r} has {vocab_size} ids.",
-            f"Use {vocab_size}, or 0 to take the tokenizer's.",
-        )  # fmt: skip
-    model.kv_heads = model.kv_heads or model.heads
-    if model.heads % model.kv_heads:
-        most = min(model.kv_heads, model.heads)
-        best = next(n for n in range(most, 0, -1) if model.heads % n == 0)
-        raise ConfigError(
-            "model.kv_heads", model.kv_heads, f"does not divide model.heads={model.heads}.",
-            f"Use {best}.",
-        )  # fmt: skip
-    if model.head_dim == 0:
-        if model.embed % (2 * model.heads):
-            raise ConfigError(
-                "model.embed", model.embed,
-                f"does not give each of model.heads={model.heads} an even number of features, "
-                f"which rotary positions turn in pairs.",
-                f"{nearest_multiples(model.embed, 2 * model.heads)[:-1]}, or set model.head_dim.",
-            )  # fmt: skip
-        model.head_dim = model.embed // model.heads
-    if model.head_dim % 2:
-        raise ConfigError(
-            "model.head_dim", model.head_dim, "rotary positions turn pairs of features.",
-            nearest_multiples(model.head_dim, 2),
-        )  # fmt: skip
-    remat_actions(model.remat, model.remat_tensors)
 
 
 def _axes(rule: str) -> list[str]:

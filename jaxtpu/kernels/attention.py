@@ -4,6 +4,7 @@ Dimensions: B batch, T query and S key positions, H query heads, K key/value hea
 D features of a head.
 """
 
+import functools
 from collections.abc import Callable
 
 import jax
@@ -14,6 +15,7 @@ from jaxtpu.errors import ConfigError
 from jaxtpu.hardware import generation_of
 from jaxtpu.kernels.blockwise import MASKED, blockwise_attention
 from jaxtpu.kernels.placement import repeat_undivided, sequence_parts
+from jaxtpu.kernels.scores import CAUSAL, Scores
 from jaxtpu.sharding import active_rules
 
 _NO_BF16_KERNELS = ("v2", "v3")  # Mosaic refuses a bf16 right-hand side of a product there
@@ -22,7 +24,11 @@ _LONG = 2048  # positions from which scores of T x T are not held
 
 
 def choose_attention(
-    name: str, device_kind: str, length: int, sequence_parts: int = 1
+    name: str,
+    device_kind: str,
+    length: int,
+    sequence_parts: int = 1,
+    special: tuple[str, ...] = (),
 ) -> tuple[str, str]:
     """(implementation, why) for the config's `model.attention`.
 
@@ -30,14 +36,20 @@ def choose_attention(
       device_kind: of JAX.
       length: positions of a sequence.
       sequence_parts: that the mesh divides a sequence into.
+      special: `Scores.special`: what the model asks of attention that flash has not.
 
     Raises:
-      ConfigError: the kernel that is asked for does not compile for the device.
+      ConfigError: the kernel that is asked for does not compile for the device, or has not what
+        the model asks for.
     """
     generation = generation_of(device_kind)
     plain, size = ("xla", "short") if length <= _LONG else ("blockwise", "long")
     if name not in ("auto", *_KERNELS):
         return name, "set in the config"
+    if name == "flash" and special:
+        raise ConfigError(
+            "model.attention", name, f"has no {special[0]}.", f"Use {plain}, or auto."
+        )
     if sequence_parts > 1:
         return plain, (
             f"the sequence is divided in {sequence_parts} (mesh.context), which the kernels are "
@@ -54,20 +66,28 @@ def choose_attention(
         )
     if name != "auto":
         return name, "set in the config"
+    if early and special:
+        return plain, f"flash has no {special[0]}; {length} positions are {size}"
     if early:
         return "flash", f"our kernel for {device_kind}, for which JAX's do not compile"
     return "splash", f"JAX's kernel for {device_kind}"
 
 
 def attention(
-    name: str, q_BTHD: jax.Array, k_BSKD: jax.Array, v_BSKD: jax.Array, segment_ids_BT: jax.Array
+    name: str,
+    q_BTHD: jax.Array,
+    k_BSKD: jax.Array,
+    v_BSKD: jax.Array,
+    segment_ids_BT: jax.Array,
+    scores: Scores = CAUSAL,
 ) -> jax.Array:
     """Attention by the implementation that `name` chooses; see `xla_attention` for the rest."""
     rules = active_rules()
     kind = rules.mesh.devices.flat[0].device_kind if rules else "cpu"
-    chosen, _ = choose_attention(name, kind, q_BTHD.shape[1], sequence_parts(rules))
+    parts = sequence_parts(rules)
+    chosen, _ = choose_attention(name, kind, q_BTHD.shape[1], parts, scores.special)
     implementation = _implementation(chosen, interpret=generation_of(kind) is None)
-    return implementation(q_BTHD, k_BSKD, v_BSKD, segment_ids_BT)
+    return implementation(q_BTHD, k_BSKD, v_BSKD, segment_ids_BT, scores=scores)
 
 
 def _implementation(name: str, interpret: bool) -> Callable[..., jax.Array]:
@@ -75,22 +95,28 @@ def _implementation(name: str, interpret: bool) -> Callable[..., jax.Array]:
     if name == "flash":
         from jaxtpu.kernels.flash import flash_attention
 
-        return lambda *arrays: flash_attention(*arrays, interpret=interpret)
+        return functools.partial(flash_attention, interpret=interpret)
     if name == "splash":
         from jaxtpu.kernels.splash import splash_attention
 
-        return lambda *arrays: splash_attention(*arrays, interpret=interpret)
+        return functools.partial(splash_attention, interpret=interpret)
     return {"xla": xla_attention, "blockwise": blockwise_attention}[name]
 
 
 def xla_attention(
-    q_BTHD: jax.Array, k_BSKD: jax.Array, v_BSKD: jax.Array, segment_ids_BT: jax.Array
+    q_BTHD: jax.Array,
+    k_BSKD: jax.Array,
+    v_BSKD: jax.Array,
+    segment_ids_BT: jax.Array,
+    *,
+    scores: Scores = CAUSAL,
 ) -> jax.Array:
-    """Causal attention within each document; scores and softmax in float32.
+    """Attention within each document; scores and softmax in float32.
 
     Args:
       q_BTHD, k_BSKD, v_BSKD: H is a multiple of K: each key head serves a group of query heads.
-      segment_ids_BT: position i attends to j <= i of the same segment.
+      segment_ids_BT: position i attends to those of its own segment that `scores` lets it see:
+        with the default, to j <= i.
 
     Returns:
       [B, T, H, D] in the dtype of `v_BSKD`.
@@ -103,8 +129,10 @@ def xla_attention(
         "BTKGD,BSKD->BKGTS", q_BTKGD, k_BSKD, preferred_element_type=jnp.float32
     )
     mask_BTS = segment_ids_BT[:, :, None] == segment_ids_BT[:, None, :]
-    mask_BTS &= jnp.arange(T)[:, None] >= jnp.arange(T)[None, :]
-    scores_BKGTS = jnp.where(mask_BTS[:, None, None], scores_BKGTS * D**-0.5, MASKED)
+    mask_BTS &= scores.sees(jnp.arange(T)[:, None], jnp.arange(T)[None, :])
+    scores_BKGTS = jnp.where(
+        mask_BTS[:, None, None], scores.capped(scores_BKGTS * scores.scale(D)), MASKED
+    )
     weights_BKGTS = jax.nn.softmax(scores_BKGTS, axis=-1).astype(v_BSKD.dtype)
     out_BTKGD = jnp.einsum("BKGTS,BSKD->BTKGD", weights_BKGTS, v_BSKD)
     return checkpoint_name(out_BTKGD.reshape(B, T, H, D), "attention_out")

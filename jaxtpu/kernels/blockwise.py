@@ -1,8 +1,8 @@
 """Attention by blocks, in XLA: the online softmax (arXiv:1805.02867, arXiv:2205.14135).
 
 Memory is linear in the sequence, forward and backward: one block of scores is held at a time, and
-the backward pass computes it again from the log-sum-exp of each row. Blocks above the diagonal are
-left out.
+the backward pass computes it again from the log-sum-exp of each row. Blocks of which no query sees a
+key (above the diagonal, or beyond the window) are left out.
 
 Dimensions: B batch, T positions, K key heads, G query heads of a key head, D features of a head;
 N blocks of X queries, M blocks of Y keys. Accumulators are float32.
@@ -17,6 +17,7 @@ import numpy as np
 from jax.ad_checkpoint import checkpoint_name
 
 from jaxtpu.kernels.placement import repeat_undivided, sequence_parts
+from jaxtpu.kernels.scores import CAUSAL, Scores
 from jaxtpu.sharding import active_rules, constrain
 
 MASKED = -1e30  # not -inf: where all keys of a block are masked, the row stays finite
@@ -30,6 +31,7 @@ def blockwise_attention(
     segment_ids_BT: jax.Array,
     *,
     block: int = _BLOCK,
+    scores: Scores = CAUSAL,
 ) -> jax.Array:
     """As `xla_attention`.
 
@@ -46,25 +48,33 @@ def blockwise_attention(
         k_BTKD = constrain(k_BTKD, "batch", None, heads, None)
         v_BTKD = constrain(v_BTKD, "batch", None, heads, None)
         segment_ids_BT = constrain(segment_ids_BT, "batch", None)
-    blocks = Blocks(T if divided else min(block, T), min(block, T), T)
+    blocks = Blocks(T if divided else min(block, T), min(block, T), T, scores)
     q_BTKGD = q_BTHD.reshape(B, T, K, H // K, D)
     return _attention(blocks, q_BTKGD, k_BTKD, v_BTKD, segment_ids_BT).reshape(q_BTHD.shape)
 
 
 @dataclasses.dataclass(frozen=True)
 class Blocks:
-    """Positions of a block of queries, of a block of keys, and of the sequence."""
+    """Positions of a block of queries, of a block of keys, and of the sequence; and what the
+    scores between them become."""
 
     queries: int
     keys: int
     length: int
+    scores: Scores = CAUSAL
 
     @property
     def pairs(self) -> tuple[np.ndarray, np.ndarray]:
-        """(query blocks, key blocks) that are not above the diagonal, by query block."""
-        first_key = np.arange(-(-self.length // self.keys)) * self.keys
-        last_query = np.arange(1, -(-self.length // self.queries) + 1) * self.queries
-        i, j = np.nonzero(first_key[None, :] < last_query[:, None])
+        """(query blocks, key blocks) between which something is seen, by query block."""
+        first_key = np.arange(-(-self.length // self.keys))[None, :] * self.keys
+        last_query = np.arange(1, -(-self.length // self.queries) + 1)[:, None] * self.queries
+        causal, window = self.scores.causal, self.scores.window
+        seen = first_key < last_query if causal else first_key < self.length
+        if window:
+            seen = seen & (last_query - self.queries - (first_key + self.keys - 1) < window)
+        if window and not causal:
+            seen = seen & (first_key - (last_query - 1) < window)
+        i, j = np.nonzero(np.broadcast_to(seen, (len(last_query), first_key.shape[1])))
         return i.astype(np.int32), j.astype(np.int32)
 
 
@@ -104,7 +114,7 @@ def _forward(blocks, q_BTKGD, k_BTKD, v_BTKD, segment_ids_BT):
 
 def _backward(blocks, saved, d_out_BTKGD):
     q_BTKGD, k_BTKD, v_BTKD, segment_ids_BT, out_BTKGD, lse_NBKGX = saved
-    scale = q_BTKGD.shape[-1] ** -0.5
+    scale, cap = blocks.scores.scale(q_BTKGD.shape[-1]), blocks.scores.soft_cap
     q_NBXKGD, d_out_NBXKGD = _split(q_BTKGD, blocks.queries), _split(d_out_BTKGD, blocks.queries)
     k_MBYKD, v_MBYKD = _split(k_BTKD, blocks.keys), _split(v_BTKD, blocks.keys)
     # Of each row, the sum over keys of weight x its gradient (arXiv:2205.14135, appendix B.4).
@@ -118,6 +128,8 @@ def _backward(blocks, saved, d_out_BTKGD):
         weights_BKGXY = jnp.exp(scores_BKGXY - lse_NBKGX[i][..., None])
         d_weights_BKGXY = _product("BXKGD,BYKD->BKGXY", d_out_NBXKGD[i], v_MBYKD[j])
         d_scores_BKGXY = weights_BKGXY * (d_weights_BKGXY - delta_NBKGX[i][..., None]) * scale
+        if cap:  # the slope of tanh; what is masked has none
+            d_scores_BKGXY *= 1 - jnp.square(jnp.maximum(scores_BKGXY, -cap) / cap)
         dq_BXKGD = _product("BKGXY,BYKD->BXKGD", d_scores_BKGXY, k_MBYKD[j])
         dk_BYKD = _product("BKGXY,BXKGD->BYKD", d_scores_BKGXY, q_NBXKGD[i])
         dv_BYKD = _product("BKGXY,BXKGD->BYKD", weights_BKGXY, d_out_NBXKGD[i])
@@ -136,13 +148,18 @@ _attention.defvjp(_forward, _backward)
 
 def _scores(blocks, q_BXKGD, k_BYKD, segment_ids_BT, i, j) -> jax.Array:
     """Scores of query block `i` with key block `j`, masked, float32 [B, K, G, X, Y]."""
-    scores_BKGXY = _product("BXKGD,BYKD->BKGXY", q_BXKGD, k_BYKD) * q_BXKGD.shape[-1] ** -0.5
+    scale = blocks.scores.scale(q_BXKGD.shape[-1])
+    scores_BKGXY = _product("BXKGD,BYKD->BKGXY", q_BXKGD, k_BYKD) * scale
+    scores_BKGXY = blocks.scores.capped(scores_BKGXY)
     at_X = i * blocks.queries + jnp.arange(blocks.queries)
     at_Y = j * blocks.keys + jnp.arange(blocks.keys)
     # Padding comes last, so causality alone hides it from every real query.
     segments_BX = jnp.take(segment_ids_BT, at_X, axis=1, mode="clip")
     segments_BY = jnp.take(segment_ids_BT, at_Y, axis=1, mode="clip")
-    mask_BXY = (segments_BX[:, :, None] == segments_BY[:, None, :]) & (at_X[:, None] >= at_Y)
+    mask_BXY = segments_BX[:, :, None] == segments_BY[:, None, :]
+    mask_BXY &= blocks.scores.sees(at_X[:, None], at_Y)
+    if not blocks.scores.causal:
+        mask_BXY &= at_Y < blocks.length
     return jnp.where(mask_BXY[:, None, None], scores_BKGXY, MASKED)
 
 

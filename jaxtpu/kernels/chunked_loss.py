@@ -22,7 +22,8 @@ import jax.numpy as jnp
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from jaxtpu.kernels.cross_entropy import logits_of
+from jaxtpu.kernels.cross_entropy import logits_of, without_padding
+from jaxtpu.kernels.scores import soft_capped
 from jaxtpu.sharding import active_rules, constrain
 
 # (logits_NV, targets_N) -> values of each token, float32 [N], by name; the gradient is that of
@@ -41,6 +42,7 @@ def token_sums(
     *,
     vocab_size: int,
     chunk: int = 0,
+    soft_cap: float = 0.0,
 ) -> dict[str, jax.Array]:
     """Sums of `per_token` over the tokens, float32 scalars; a token counts as often as its weight.
 
@@ -52,8 +54,11 @@ def token_sums(
       head_EV: the output projection.
       vocab_size: ids from here on only pad the vocabulary.
       chunk: tokens of a device at a time; 0 takes as many as have 256 MiB of float32 logits.
+      soft_cap: of the logits, as in `logits_of`.
     """
-    return _token_sums((per_token, vocab_size, chunk), x_BTE, head_EV, targets_BT, weights_BT)
+    return _token_sums(
+        (per_token, vocab_size, chunk, soft_cap), x_BTE, head_EV, targets_BT, weights_BT
+    )
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
@@ -172,14 +177,17 @@ def _layout(logits_shape: tuple[int, int, int]) -> _Layout:
 
 
 def _on_one_device(
-    per_token, vocab_size, chunk, with_gradients, layout, x_BTE, head_EV, targets_BT, weights_BT
-):
+    per_token, vocab_size, chunk, soft_cap, with_gradients, layout, x_BTE, head_EV, targets_BT,
+    weights_BT,
+):  # fmt: skip
     """`_run` on the tokens of a device."""
     head_EV = layout.divided(head_EV)
     tokens, (E, V) = targets_BT.size, head_EV.shape
     size = min(chunk, tokens) or automatic_chunk(tokens, V // layout.vocab_parts)
 
     def of_chunk(logits_NV, targets_N, weights_N):
+        if soft_cap:  # here, as the gradient is taken with respect to the product itself
+            logits_NV = without_padding(soft_capped(logits_NV, soft_cap), vocab_size)
         each = per_token(logits_NV, targets_N)
         sums = {name: jnp.sum(value_N * weights_N) for name, value_N in each.items()}
         return sums["loss"], sums

@@ -3,14 +3,27 @@
 import jax
 import jax.numpy as jnp
 
+from jaxtpu.kernels.scores import soft_capped
+
 _MASKED = -1e30
 
 
-def logits_of(x: jax.Array, head_EV: jax.Array, vocab_size: int) -> jax.Array:
+def logits_of(
+    x: jax.Array, head_EV: jax.Array, vocab_size: int, soft_cap: float = 0.0
+) -> jax.Array:
     """Logits, float32 [..., V], of features [..., E]; ids from `vocab_size` on, which only pad the
-    vocabulary, have no probability."""
+    vocabulary, have no probability.
+
+    Args:
+      soft_cap: logits are cap * tanh(logit / cap); 0 for no cap.
+    """
     logits = jnp.matmul(x, head_EV, preferred_element_type=jnp.float32)
-    return jnp.where(jnp.arange(head_EV.shape[-1]) < vocab_size, logits, _MASKED)
+    return without_padding(soft_capped(logits, soft_cap), vocab_size)
+
+
+def without_padding(logits: jax.Array, vocab_size: int) -> jax.Array:
+    """`logits` with no probability for ids from `vocab_size` on."""
+    return jnp.where(jnp.arange(logits.shape[-1]) < vocab_size, logits, _MASKED)
 
 
 def cross_entropy(

@@ -14,6 +14,7 @@ Cycles of one head of 2048 positions and 128 features on v3, counted in the comp
 Dimensions: B batch, T positions, H query heads, K key/value heads, D features of a head.
 """
 
+import dataclasses
 import functools
 
 import jax
@@ -25,6 +26,7 @@ from jaxtpu.kernels.flash_backward import backward
 from jaxtpu.kernels.flash_forward import forward
 from jaxtpu.kernels.flash_tiles import LANES, Tiling
 from jaxtpu.kernels.placement import Placement, place
+from jaxtpu.kernels.scores import CAUSAL, Scores
 
 _BLOCK = 512
 _VMEM = min(GENERATIONS[name].vmem_bytes for name in ("v2", "v3"))
@@ -38,8 +40,9 @@ def flash_attention(
     *,
     interpret: bool = False,
     tiling: Tiling | None = None,
+    scores: Scores = CAUSAL,
 ) -> jax.Array:
-    """As `xla_attention`.
+    """As `xla_attention`, but for what is `Scores.special`.
 
     Args:
       interpret: run the kernels step by step in XLA, on any device.
@@ -47,6 +50,9 @@ def flash_attention(
     """
     placement, k_BTKD, v_BTKD = place(q_BTHD, k_BTKD, v_BTKD)
     tiling = tiling or make_tiling(q_BTHD.shape[1], q_BTHD.shape[3], q_BTHD.dtype)
+    assert not scores.special, scores
+    if scores.scalar:
+        tiling = dataclasses.replace(tiling, scale=scores.scale(q_BTHD.shape[3]))
     return _attention(placement, interpret, tiling, q_BTHD, k_BTKD, v_BTKD, segment_ids_BT)
 
 

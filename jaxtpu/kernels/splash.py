@@ -9,6 +9,7 @@ import jax.numpy as jnp
 from jax.experimental.pallas.ops.tpu import splash_attention as splash
 
 from jaxtpu.kernels.placement import place
+from jaxtpu.kernels.scores import CAUSAL, Scores
 
 _LANES = 128  # of a vector register: the least block, and what head sizes are padded to
 _BLOCK = 512
@@ -21,6 +22,7 @@ def splash_attention(
     segment_ids_BT: jax.Array,
     *,
     interpret: bool = False,
+    scores: Scores = CAUSAL,
 ) -> jax.Array:
     """As `xla_attention`. The output and its log-sum-exp both have the name `attention_out` for
     checkpoint policies: the kernel takes one name only.
@@ -33,11 +35,12 @@ def splash_attention(
     block = block_size(T, _BLOCK)
 
     def local(q_BTHD, k_BTKD, v_BTKD, segment_ids_BT):
-        scaled_BTHD = (q_BTHD.astype(jnp.float32) * D**-0.5).astype(q_BTHD.dtype)
+        scaled_BTHD = (q_BTHD.astype(jnp.float32) * scores.scale(D)).astype(q_BTHD.dtype)
         heads_first = (_heads_first(x, block) for x in (scaled_BTHD, k_BTKD, v_BTKD))
         # Padding comes last, so causality alone hides it from every real query.
-        ids_BT = jnp.pad(segment_ids_BT, ((0, 0), (0, -T % block)))
-        kernel = _kernel(q_BTHD.shape[2], T + -T % block, block, interpret)
+        padding = 0 if scores.causal else -1
+        ids_BT = jnp.pad(segment_ids_BT, ((0, 0), (0, -T % block)), constant_values=padding)
+        kernel = _kernel(q_BTHD.shape[2], T + -T % block, block, interpret, scores)
         out_BHTD = jax.vmap(kernel)(*heads_first, splash.SegmentIds(ids_BT, ids_BT))
         return out_BHTD.swapaxes(1, 2)[:, :T, :, :D]
 
@@ -51,8 +54,15 @@ def block_size(length: int, most: int) -> int:
     return min(sizes, key=lambda size: -length % size)
 
 
-def _kernel(heads: int, length: int, block: int, interpret: bool):
-    mask = splash.MultiHeadMask([splash.CausalMask((length, length))] * heads)
+def _mask(length: int, scores: Scores):
+    shape, before = (length, length), scores.window - 1
+    if scores.window:
+        return splash.LocalMask(shape, (before, 0 if scores.causal else before), offset=0)
+    return splash.CausalMask(shape) if scores.causal else splash.FullMask(shape)
+
+
+def _kernel(heads: int, length: int, block: int, interpret: bool, scores: Scores):
+    mask = splash.MultiHeadMask([_mask(length, scores)] * heads)
     blocks = splash.BlockSizes(*(block,) * 8)
     return splash.make_splash_mha(
         mask,
@@ -60,6 +70,7 @@ def _kernel(heads: int, length: int, block: int, interpret: bool):
         head_shards=1,
         q_seq_shards=1,
         residual_checkpoint_name="attention_out",
+        attn_logits_soft_cap=scores.soft_cap or None,
         interpret=interpret,
     )
 

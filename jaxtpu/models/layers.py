@@ -1,69 +1,20 @@
-"""What vision models are made of: products with a bias, normalisation, patches, a stack of layers.
+"""What vision models are made of: an MLP, patches, a stack of layers, a classifier.
 
 Dimensions: B images, X and Y pixels of a side, N patches (and tokens beside them), P pixels of a
 patch, C channels, E embed, F hidden features, L layers.
 """
 
-import math
 from collections.abc import Callable
 
 import jax
-import jax.numpy as jnp
 from flax import nnx
 
 from jaxtpu.config import ModelConfig
+from jaxtpu.models.linear import Dense, Linear
 from jaxtpu.models.module import Module
 from jaxtpu.models.remat import scan_layers
 from jaxtpu.precision import Precision
 from jaxtpu.sharding import constrain
-
-
-def normal(rngs: nnx.Rngs, shape, deviation: float, precision: Precision) -> jax.Array:
-    """Of one seed, the same numbers in every number format, rounded."""
-    return (jax.random.normal(rngs.params(), shape) * deviation).astype(precision.params)
-
-
-class Dense(Module):
-    """A product over the first `inputs` dimensions of the kernel, and a bias.
-
-    Args:
-      shape, axes: of the kernel, with the logical name of each dimension.
-      gain: of the variance of the initial kernel, over one by its inputs.
-    """
-
-    def __init__(
-        self, shape, axes, precision: Precision, *, inputs: int = 1, gain: float = 1.0,
-        rngs: nnx.Rngs,
-    ):  # fmt: skip
-        deviation = (gain / math.prod(shape[:inputs])) ** 0.5
-        kernel = normal(rngs, shape, deviation, precision)
-        self.kernel = nnx.Param(kernel, axes=axes, computed=True)
-        bias = jnp.zeros(shape[inputs:], precision.params)
-        self.bias = nnx.Param(bias, axes=axes[inputs:], computed=True)
-        self.inputs, self.compute = inputs, precision.compute
-
-    def __call__(self, x: jax.Array) -> jax.Array:
-        kernel = self.kernel[...].astype(self.compute)
-        product = jnp.tensordot(x.astype(self.compute), kernel, self.inputs)
-        return product + self.bias[...].astype(self.compute)
-
-
-class LayerNorm(Module):
-    """Layer normalisation (arXiv:1607.06450), computed in float32."""
-
-    def __init__(self, config: ModelConfig, precision: Precision):
-        # Undivided: gathering so few bytes at each use would cost more than holding them.
-        self.scale = nnx.Param(jnp.ones(config.embed, precision.params), axes=(None,))
-        self.bias = nnx.Param(jnp.zeros(config.embed, precision.params), axes=(None,))
-        self.epsilon = config.norm_epsilon
-
-    def __call__(self, x_BNE: jax.Array) -> jax.Array:
-        x32_BNE = x_BNE.astype(jnp.float32)
-        centred_BNE = x32_BNE - jnp.mean(x32_BNE, axis=-1, keepdims=True)
-        variance = jnp.mean(centred_BNE * centred_BNE, axis=-1, keepdims=True)
-        normal_BNE = centred_BNE * jax.lax.rsqrt(variance + self.epsilon)
-        scaled_BNE = normal_BNE * self.scale[...].astype(jnp.float32)
-        return (scaled_BNE + self.bias[...].astype(jnp.float32)).astype(x_BNE.dtype)
 
 
 class MLP(Module):
@@ -122,10 +73,10 @@ class Stack(Module):
         def layer(x, params):
             return constrain(nnx.merge(graph, params)(constrain(x, "batch", *rest)), "batch", *rest)
 
-        return scan_layers(layer, x, nnx.to_pure_dict(stacked), self.config)
+        return scan_layers([layer], x, nnx.to_pure_dict(stacked), self.config)
 
 
-def classifier(config: ModelConfig, features: int, precision: Precision, rngs: nnx.Rngs) -> Dense:
+def classifier(config: ModelConfig, features: int, precision: Precision, rngs: nnx.Rngs) -> Linear:
     """The last product, to a logit for each class; it starts near 0, so no class is preferred."""
     shape = (features, config.vision.classes)
     return Dense(shape, ("embed", "vocab"), precision, gain=1e-4, rngs=rngs)

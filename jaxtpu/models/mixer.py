@@ -8,8 +8,9 @@ import jax.numpy as jnp
 from flax import nnx
 
 from jaxtpu.config import ModelConfig
-from jaxtpu.models.layers import MLP, LayerNorm, Patches, Stack, classifier, patches
+from jaxtpu.models.layers import MLP, Patches, Stack, classifier, patches
 from jaxtpu.models.module import Module
+from jaxtpu.models.norms import LayerNorm
 from jaxtpu.precision import Precision
 
 

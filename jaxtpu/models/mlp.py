@@ -5,7 +5,8 @@ import jax.numpy as jnp
 from flax import nnx
 
 from jaxtpu.config import ModelConfig
-from jaxtpu.models.layers import Dense, Stack, classifier
+from jaxtpu.models.layers import Stack, classifier
+from jaxtpu.models.linear import Dense
 from jaxtpu.models.module import Module
 from jaxtpu.precision import Precision
 

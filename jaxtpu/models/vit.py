@@ -11,8 +11,10 @@ from flax import nnx
 from jax.ad_checkpoint import checkpoint_name
 
 from jaxtpu.config import ModelConfig
-from jaxtpu.models.layers import MLP, Dense, LayerNorm, Patches, Stack, classifier, normal, patches
+from jaxtpu.models.layers import MLP, Patches, Stack, classifier, patches
+from jaxtpu.models.linear import Dense, normal
 from jaxtpu.models.module import Module
+from jaxtpu.models.norms import LayerNorm
 from jaxtpu.precision import Precision
 from jaxtpu.sharding import constrain
 

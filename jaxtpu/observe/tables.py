@@ -10,8 +10,9 @@ from jaxtpu.data.streams import words_about
 from jaxtpu.hardware import generation_of
 from jaxtpu.kernels.attention import choose_attention
 from jaxtpu.kernels.placement import sequence_parts
+from jaxtpu.kernels.scores import scores_of
 from jaxtpu.mesh import has_host_memory
-from jaxtpu.models.transformer import padded_mlp, padded_vocabulary
+from jaxtpu.models.sizes import padded_mlp, padded_vocabulary
 from jaxtpu.observe.console import count, size
 from jaxtpu.observe.memory import tree_bytes_per_device
 from jaxtpu.train.programs import Programs
@@ -126,9 +127,8 @@ def _parameters(params: Any) -> str:
 def _attention(config: Config, programs: Programs) -> tuple[str, str]:
     device = programs.mesh.devices.flat[0]
     parts = sequence_parts(programs.rules)
-    return choose_attention(
-        config.model.attention, device.device_kind, config.data.sequence_length, parts
-    )
+    length, special = config.data.sequence_length, scores_of(config.model).special
+    return choose_attention(config.model.attention, device.device_kind, length, parts, special)
 
 
 def _batch(config: Config, programs: Programs) -> str:

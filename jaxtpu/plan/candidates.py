@@ -12,7 +12,8 @@ from jaxtpu.config.validate import MESH_AXES, mesh_sizes
 from jaxtpu.errors import ConfigError, nearest_multiples
 from jaxtpu.hardware import Slice
 from jaxtpu.kernels.attention import choose_attention
-from jaxtpu.models.transformer import padded_mlp
+from jaxtpu.kernels.scores import scores_of
+from jaxtpu.models.sizes import padded_mlp
 
 # What is cheapest in time first.
 _REMAT = ("none", "dots", "save_attention", "save_attention_out", "full")
@@ -100,8 +101,7 @@ def fixed_fields(config: Config, given: set[str], opened: set[str]) -> set[str]:
 def candidate_of(config: Config, slice_: Slice) -> Candidate:
     """The candidate that `config` itself is on a slice."""
     sizes = mesh_sizes(config.mesh, slice_.devices)
-    kind, length = slice_.generation.device_kinds[0], config.data.sequence_length
-    attention, _ = choose_attention(config.model.attention, kind, length, sizes["context"])
+    attention = _chosen(config, config.model.attention, slice_, sizes["context"])
     values = dict(leaves(config)) | {"model.attention": attention}
     knobs = tuple((name, values[name]) for name in KNOBS)
     return Candidate(tuple(sizes[axis] for axis in MESH_AXES), knobs)
@@ -177,9 +177,8 @@ def _choices(
     }
     values = dict(leaves(config))
     if "model.attention" in fixed:  # what runs, where it is not what was asked for
-        kind, length = slice_.generation.device_kinds[0], config.data.sequence_length
         asked = config.model.attention
-        values["model.attention"], _ = choose_attention(asked, kind, length, sizes["context"])
+        values["model.attention"] = _chosen(config, asked, slice_, sizes["context"])
     chosen = [[values[name]] if name in fixed else open_choices[name]() for name in KNOBS]
     if "train.microbatches" in fixed and rows % config.train.microbatches:
         chosen[KNOBS.index("train.microbatches")] = []
@@ -188,10 +187,16 @@ def _choices(
 
 def _attention(config: Config, slice_: Slice, context: int) -> list[str]:
     """What `auto` takes on the slice, and the best that needs no kernel."""
-    length, kind = config.data.sequence_length, slice_.generation.device_kinds[0]
-    best, _ = choose_attention("auto", kind, length, context)
-    plain, _ = choose_attention("auto", kind, length, sequence_parts=2)
+    best = _chosen(config, "auto", slice_, context)
+    plain = _chosen(config, "auto", slice_, 2)
     return list(dict.fromkeys([best, plain]))
+
+
+def _chosen(config: Config, name: str, slice_: Slice, context: int) -> str:
+    """The implementation that `model.attention=name` is on the slice."""
+    kind, length = slice_.generation.device_kinds[0], config.data.sequence_length
+    special = scores_of(config.model).special
+    return choose_attention(name, kind, length, context, special)[0]
 
 
 def _square_root(layers: int) -> int:

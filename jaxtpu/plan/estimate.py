@@ -16,7 +16,7 @@ from jaxtpu.config import Config, RunUnits
 from jaxtpu.config.validate import MESH_AXES
 from jaxtpu.hardware import Slice
 from jaxtpu.models import make_model
-from jaxtpu.models.transformer import padded_mlp
+from jaxtpu.models.sizes import padded_mlp
 from jaxtpu.observe.memory import tree_bytes_per_device
 from jaxtpu.optimizer import make_optimizer
 from jaxtpu.plan.candidates import Candidate

@@ -15,9 +15,10 @@ import math
 
 import jax
 
-from jaxtpu.config import Config, RunUnits
+from jaxtpu.config import Config, ModelConfig, RunUnits
+from jaxtpu.config.text import layer_pattern
 from jaxtpu.mesh import make_mesh
-from jaxtpu.models.transformer import padded_mlp, padded_vocabulary
+from jaxtpu.models.sizes import padded_mlp, padded_vocabulary
 from jaxtpu.plan.jaxpr import Cost, body, costs, results, scans, tiled_bytes, working_bytes
 from jaxtpu.sharding import Rules
 from jaxtpu.train.programs import build_programs
@@ -123,7 +124,7 @@ def _trace(_key: str, residual_parts: int, arguments: _Uncompared) -> LocalCosts
     programs = build_programs(config, make_mesh(_ONE_DEVICE, jax.devices()[:1]), units)
     jaxpr = programs.train_step.trace(programs.abstract_state, programs.abstract_batch).jaxpr.jaxpr
     stacked = {leaf.shape for leaf in jax.tree.leaves(programs.abstract_state.params)}
-    stacked |= _in_groups(stacked, config.model.layers, config.model.remat_group)
+    stacked |= _in_groups(stacked, config.model)
     weights = stacked | {shape[1:] for shape in stacked} | {shape[2:] for shape in stacked}
     loss, others = [], []
     for scan in scans(jaxpr):
@@ -162,13 +163,18 @@ class _StoredBytes:
         return tiled_bytes(array) // (self.parts if array.shape[-3:] == self.residual else 1)
 
 
-def _in_groups(shapes: set[tuple[int, ...]], layers: int, group: int) -> set[tuple[int, ...]]:
-    """Shapes of what is stacked over layers, as groups of layers take it."""
-    if not 1 < group < layers:
-        return set()
-    stacked = [shape[1:] for shape in shapes if shape[:1] == (layers,)]
-    counts = (layers // group, group), (group,), (layers % group,)
-    return {(*count, *shape) for shape in stacked for count in counts}
+def _in_groups(shapes: set[tuple[int, ...]], model: ModelConfig) -> set[tuple[int, ...]]:
+    """Shapes of what is stacked over layers, as groups of layers take it: those whose kinds repeat,
+    and those that are run again together."""
+    period, found = len(layer_pattern(model)), set()
+    stacked = [shape[1:] for shape in shapes if shape[:1] == (model.layers,)]
+    inner = (period,) if period > 1 else ()
+    if inner:
+        found |= {(model.layers // period, period), (period,), (model.layers % period,)}
+    layers, group = model.layers // period, max(1, model.remat_group // period)
+    if 1 < group < layers:
+        found |= {(layers // group, group, *inner), (group, *inner), (layers % group, *inner)}
+    return {(*count, *shape) for shape in stacked for count in found}
 
 
 def _kept(scan) -> list:

@@ -105,6 +105,7 @@ def _next_token_sums(config: Config, model: Model, rules: Rules, *, training: bo
                 sums = token_sums(
                     per_token, x_BTE, head_EV, batch["targets"], weights_BT,
                     vocab_size=model.vocab_size, chunk=config.loss_chunk,
+                    soft_cap=config.model.text.final_logit_softcapping,
                 )  # fmt: skip
         return sums | {"tokens": jnp.sum(weights_BT)}
 
