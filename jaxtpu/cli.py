@@ -95,13 +95,14 @@ def _train(arguments: list[str]) -> int:
             "--config", "", "is missing.", "For example: --config=configs/quickstart.py"
         )
     config = load(spec, overrides)
+    base = load(spec) if any(name.startswith("model.") for name, _ in overrides) else None
     if options["workdir"] is not None:
         config.workdir = options["workdir"]
     _check_workdir(config.workdir)
     environment.prepare(config.mesh.emulate)
     from jaxtpu import trainer  # imports JAX, which reads what was just prepared
 
-    return trainer.train(config, _command(arguments), {name for name, _ in overrides})
+    return trainer.train(config, _command(arguments), {name for name, _ in overrides}, base)
 
 
 def _check_workdir(workdir: str) -> None:

@@ -4,6 +4,7 @@ import glob
 import importlib.util
 import logging
 import os
+import sys
 import warnings
 
 _GOOGLE_PCI_VENDOR = "0x1ae0"
@@ -79,3 +80,13 @@ def _quieten() -> None:
 def has_libtpu() -> bool:
     """Whether the TPU compiler is installed."""
     return importlib.util.find_spec("libtpu") is not None
+
+
+def emulate(devices: int = 8) -> None:
+    """Where there is no accelerator, makes JAX see `devices` CPU devices; else it changes nothing.
+
+    Call it before anything else in the process uses JAX: a backend that runs stays as it is.
+    """
+    prepare(devices)
+    if "jax" in sys.modules:  # which has read the variable already
+        sys.modules["jax"].config.update("jax_platforms", os.environ["JAX_PLATFORMS"])

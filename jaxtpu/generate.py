@@ -8,6 +8,7 @@ import numpy as np
 
 from jaxtpu.checkpoint import Checkpoints
 from jaxtpu.config import Config
+from jaxtpu.config.vision import VISION_MODELS
 from jaxtpu.data.tokenizer import Tokenizer
 from jaxtpu.errors import ConfigError
 from jaxtpu.setup import set_up
@@ -98,6 +99,11 @@ def generate_from(config: Config, prompt: str, tokens: int, temperature: float, 
     Raises:
       ConfigError: there is no checkpoint, or an argument is out of range.
     """
+    if config.model.name in VISION_MODELS:
+        raise ConfigError(
+            "--workdir", config.workdir, f"holds a model of images, {config.model.name}.",
+            "Name the folder of a model of text.",
+        )  # fmt: skip
     setup = set_up(config)
     checkpoints = Checkpoints(config.workdir, config.checkpoint)
     try:

@@ -7,12 +7,16 @@ import fcntl
 import json
 import os
 import pathlib
-from collections.abc import Set
+from collections.abc import Iterator, Set
 from typing import Any
 
 import jax
 
 from jaxtpu.config import Config, RunUnits, finalize, leaves, load, run_units
+from jaxtpu.config.vision import VISION_MODELS
+from jaxtpu.data.image_loader import ImageLoader, image_evaluation_batches
+from jaxtpu.data.images import open_images
+from jaxtpu.data.loader import Position, TrainLoader, evaluation_batches
 from jaxtpu.data.streams import open_split, over_a_run
 from jaxtpu.data.tokenizer import Tokenizer, make_tokenizer
 from jaxtpu.errors import ConfigError
@@ -35,15 +39,15 @@ class Setup:
 
     Attributes:
       config: finalized.
-      tokenizer: of the data.
-      stream: training examples: a stream of tokens, packed or not, or a mixture of those.
+      tokenizer: of the data; None where those are images.
+      stream: training examples: a stream of tokens, packed or not, a mixture of those, or images.
       validation: validation examples; None without a validation split.
       units: length of the run.
       programs: for the devices present.
     """
 
     config: Config
-    tokenizer: Tokenizer
+    tokenizer: Tokenizer | None
     stream: Any
     validation: Any | None
     units: RunUnits
@@ -56,8 +60,10 @@ def set_up(config: Config, given: Set[str] = frozenset()) -> Setup:
     Raises:
       ConfigError: something does not fit together.
     """
-    tokenizer = make_tokenizer(config.data.tokenizer, config.data.separator)
     devices = _device_count()
+    if config.model.name in VISION_MODELS:
+        return _set_up_images(config, devices)
+    tokenizer = make_tokenizer(config.data.tokenizer, config.data.separator)
     if config.mesh.auto:
         config = take_plan(config, given, jax.devices(), tokenizer.vocab_size, make_console())
     sizes = finalize(config, devices, tokenizer.vocab_size)
@@ -68,6 +74,51 @@ def set_up(config: Config, given: Set[str] = frozenset()) -> Setup:
     stream = over_a_run(stream, units.steps * config.data.batch_size)
     programs = build_programs(config, make_mesh(sizes), units)
     return Setup(config, tokenizer, stream, validation, units, programs)
+
+
+def _set_up_images(config: Config, devices: int) -> Setup:
+    if config.mesh.auto:
+        raise ConfigError(
+            "mesh", "auto", f"plans are made for models of text, not model.name="
+            f"{config.model.name}.", "Use mesh.data=1 and mesh.fsdp=-1.",
+        )  # fmt: skip
+    images = open_images(config, "train_split")
+    validation = open_images(config, "validation_split") if config.data.validation_split else None
+    sizes = finalize(config, devices, len(images.classes))
+    units = run_units(config, len(images))
+    programs = build_programs(config, make_mesh(sizes), units)
+    return Setup(config, None, images, validation, units, programs)
+
+
+def train_loader(setup: Setup, position: Position) -> TrainLoader | ImageLoader:
+    """The training batches from `position` on."""
+    config, sharding = setup.config, setup.programs.batch_sharding
+    if setup.tokenizer is None:
+        return ImageLoader(setup.stream, config, position, sharding)
+    return TrainLoader(
+        setup.stream,
+        batch_size=config.data.batch_size,
+        sequence_length=config.data.sequence_length,
+        seed=config.seed,
+        start=position,
+        sharding=sharding,
+        prefetch=config.data.prefetch,
+    )
+
+
+def validation_batches(setup: Setup) -> Iterator[dict[str, jax.Array]]:
+    """The batches of one evaluation."""
+    config, sharding = setup.config, setup.programs.batch_sharding
+    most = config.train.evaluate_batches or None
+    if setup.tokenizer is None:
+        return image_evaluation_batches(setup.validation, config, sharding, most)
+    return evaluation_batches(
+        setup.validation,
+        batch_size=config.data.batch_size,
+        sequence_length=config.data.sequence_length,
+        sharding=sharding,
+        max_batches=most,
+    )
 
 
 def _device_count() -> int:

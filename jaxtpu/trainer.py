@@ -14,7 +14,8 @@ from rich.console import Console
 from jaxtpu.checkpoint import Checkpoints
 from jaxtpu.config import Config, to_steps
 from jaxtpu.data.entropy import byte_entropies
-from jaxtpu.data.loader import Position, TrainLoader, evaluation_batches
+from jaxtpu.data.image_loader import ImageLoader
+from jaxtpu.data.loader import Position, TrainLoader
 from jaxtpu.data.streams import learns_answers, words_read
 from jaxtpu.errors import EXIT_OK, UserError
 from jaxtpu.generate import generate
@@ -26,21 +27,34 @@ from jaxtpu.observe.profile import ProfileHook
 from jaxtpu.observe.tables import closing_rows, peak_flops, startup_rows
 from jaxtpu.observe.writer import MetricWriter
 from jaxtpu.plan.oom import OutOfMemoryError, explain_run, naming
-from jaxtpu.setup import Setup, check_workdir, locked, set_up, use_compile_cache, write_config
+from jaxtpu.setup import (
+    Setup,
+    check_workdir,
+    locked,
+    set_up,
+    train_loader,
+    use_compile_cache,
+    validation_batches,
+    write_config,
+)
 from jaxtpu.train.evaluate import evaluate
 from jaxtpu.train.loop import Clock, Progress, StopRequest, every, train_loop
+from jaxtpu.train.task import count_name
 
 _SAMPLE_PROMPT = "def "
 _SAMPLE_TOKENS = 200
 
 
-def train(config: Config, command: str, given: Set[str] = frozenset()) -> int:
+def train(
+    config: Config, command: str, given: Set[str] = frozenset(), base: Config | None = None
+) -> int:
     """Trains, or resumes, the run in `config.workdir`.
 
     Args:
       config: as loaded.
       command: the command line that started this, for the advice on how to resume.
       given: dotted names of the fields that it sets, which `mesh=auto` leaves alone.
+      base: what the config file says by itself, where the command line changes the model.
 
     Returns:
       Exit code: 0, or 128 + the signal that stopped the run after its state was saved.
@@ -52,8 +66,10 @@ def train(config: Config, command: str, given: Set[str] = frozenset()) -> int:
     check_workdir(config)
     with locked(config.workdir):
         try:
-            return _train(setup, out, command)
+            return _train(setup, out, command, base)
         except OutOfMemoryError:
+            if setup.tokenizer is None:  # plans are made for models of text
+                raise
             try:
                 explain_run(
                     out, setup.config, setup.units, setup.tokenizer.vocab_size, jax.devices()
@@ -63,11 +79,11 @@ def train(config: Config, command: str, given: Set[str] = frozenset()) -> int:
             raise
 
 
-def _train(setup: Setup, out: Console, command: str) -> int:
+def _train(setup: Setup, out: Console, command: str, base: Config | None) -> int:
     config = setup.config
     checkpoints = Checkpoints(config.workdir, config.checkpoint)
     start = checkpoints.latest_step or 0
-    rows = startup_rows(config, setup.programs, setup.units, setup.stream, start)
+    rows = startup_rows(config, setup.programs, setup.units, setup.stream, start, base)
     screen.table(out, "jaxtpu", rows)
     if start >= setup.units.steps:
         _say_finished(out, config, start, command)
@@ -139,16 +155,8 @@ class _Run:
 
     def train(self, train_step: Any, state: Any, position: Position):
         """(state, steps done, the signal that stopped it or None)."""
-        config, programs = self.config, self.setup.programs
-        loader = TrainLoader(
-            self.setup.stream,
-            batch_size=config.data.batch_size,
-            sequence_length=config.data.sequence_length,
-            seed=config.seed,
-            start=position,
-            sharding=programs.batch_sharding,
-            prefetch=config.data.prefetch,
-        )
+        config = self.config
+        loader = train_loader(self.setup, position)
         try:
             with loader, StopRequest() as stop:
                 self.stop = stop
@@ -172,7 +180,7 @@ class _Run:
                 self.writer.close()
         return state, step, stop.signal if step < self.setup.units.steps else None
 
-    def _hooks(self, loader: TrainLoader) -> list:
+    def _hooks(self, loader: TrainLoader | ImageLoader) -> list:
         train, steps = self.config.train, self._steps
         per_byte = _tokens_per_byte(self.setup.stream)
         flops = self.setup.programs.model.flops_per_token
@@ -229,18 +237,11 @@ class _Run:
         self.log.flush(progress)
         with progress.clock.pause(), naming("evaluation"):
             started = time.perf_counter()
-            data = self.config.data
-            batches = evaluation_batches(
-                self.setup.validation,
-                batch_size=data.batch_size,
-                sequence_length=data.sequence_length,
-                sharding=self.setup.programs.batch_sharding,
-                max_batches=self.config.train.evaluate_batches or None,
-            )
+            batches = validation_batches(self.setup)
             stopped = lambda: bool(self.stop) and not progress.last  # noqa: E731
             means = evaluate(
                 self.setup.programs.eval_step,
-                progress.state.params,
+                progress.state.evaluated(),
                 itertools.takewhile(lambda _: not stopped(), batches),
                 self.config.train.max_steps_in_flight,
             )
@@ -251,9 +252,11 @@ class _Run:
             self.validation_loss[progress.step] = means["loss"]
             self.writer.scalars(progress.step, values)
             seconds = time.perf_counter() - started
+            unit = count_name(means)
+            accuracy = f", accuracy {means['accuracy']:.4f}" if "accuracy" in means else ""
             self.display.note(
                 f"step {progress.step}: validation loss {means['loss']:.4f} over "
-                f"{means['tokens']:,.0f} tokens ({seconds:.1f} s)"
+                f"{means[unit]:,.0f} {unit}{accuracy} ({seconds:.1f} s)"
             )
 
     def _save(self, progress: Progress) -> None:
@@ -273,7 +276,7 @@ class _Run:
         setup, workdir = self.setup, self.config.workdir
         is_bytes = hasattr(setup.validation, "tokens") and setup.tokenizer.name == "bytes"
         is_bytes = is_bytes and not learns_answers(setup.validation)
-        validation = setup.validation or setup.stream
+        validation = setup.stream if setup.validation is None else setup.validation
         places = [
             (
                 "examples",
@@ -297,13 +300,11 @@ class _Run:
         )
         screen.table(self.out, f"{self.config.name}: {setup.units.steps} steps", rows)
         folder = shlex.quote(workdir)
-        screen.commands(
-            self.out,
-            [
-                ("To train longer", _longer(command, self.config, setup.units.steps)),
-                ("To generate", f'python run.py generate --workdir={folder} --prompt="def "'),
-            ],
-        )
+        longer = ("To train longer", _longer(command, self.config, setup.units.steps))
+        if setup.tokenizer is None:
+            return screen.commands(self.out, [longer])
+        generation = f'python run.py generate --workdir={folder} --prompt="def "'
+        screen.commands(self.out, [longer, ("To generate", generation)])
         room = self.config.data.sequence_length - len(_SAMPLE_PROMPT) - 1
         if room > 0:
             text = generate(

@@ -56,10 +56,30 @@ class VisionConfig(Section, path="model.vision"):
 
 @dataclasses.dataclass
 class ImagesConfig(Section, path="images"):
-    """How images are altered for training; evaluation reads them as they are."""
+    """How images are read, and altered for training; evaluation takes their middle, unaltered."""
 
+    image_field: str = option("image", "name of the TFDS feature that holds the image")
+    label_field: str = option("label", "name of the TFDS feature that holds the class")
+    mean: tuple[float, ...] = option(
+        (0.5,), "of a pixel from 0 to 1, for every channel or for each; taken off"
+    )
+    deviation: tuple[float, ...] = option(
+        (0.5,), "standard deviation of a pixel from 0 to 1, likewise; divided by"
+    )
+    crop_area: float = option(
+        1.0,
+        "least part of the area that a random-resized crop takes, sides 3:4 to 4:3 "
+        "(arXiv:1409.4842), often 0.08; 1 takes the middle square",
+        at_least=0.01,
+    )
     shift: int = option(0, "largest random shift in each direction, pixels", at_least=0)
     flip: bool = option(False, "mirror half of the images left to right")
+    randaugment: int = option(
+        0, "random operations on each image (arXiv:1909.13719), often 2; 0 for none", at_least=0
+    )
+    magnitude: float = option(
+        5.0, "strength of those operations, 0 to 10", at_least=0.0, below=10.01
+    )
     mixup: float = option(
         0.0,
         "mix each image and its label with another one's: the shares are of a beta distribution "

@@ -3,27 +3,40 @@
 import dataclasses
 import functools
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import jax
 import numpy as np
 from jax.sharding import NamedSharding
 
 from jaxtpu.config import Config
+from jaxtpu.data.augment import evaluation_image, training_image
 from jaxtpu.data.batch import image_batch_spec
-from jaxtpu.data.images import ImageSet, augmented
+from jaxtpu.data.images import ImageSet
 from jaxtpu.data.loader import Position, epoch_order, local_indices
 from jaxtpu.data.prefetch import Prefetcher
-from jaxtpu.errors import ConfigError
+from jaxtpu.data.quiet_tensorflow import import_tensorflow
+from jaxtpu.errors import ConfigError, UserError
 
 Batch = dict[str, jax.Array]
+HostBatch = dict[str, np.ndarray]
+_ENDLESS = 2**62
 
 
 class ImageLoader:
     """An endless iterator of (batch, position after it), as `TrainLoader` is one of tokens.
 
     Batch i takes the next `data.batch_size` images of the shuffled epochs after `start`, altered as
-    `config.images` says by draws that depend on the seed and the place of the batch alone.
+    the section `images` says. How an image is altered depends on the seed and its number since the
+    start of training alone; a process decodes only the rows that its own devices hold.
+
+    Use it as a context manager, or call `close()`.
+
+    Args:
+      images: what to read.
+      start: where to start; `Position(0, config.seed)` for a new run.
+      sharding: its first axis is that of the rows of a batch.
 
     Raises:
       ConfigError: `start` is of another seed.
@@ -37,13 +50,11 @@ class ImageLoader:
                 f"Use {start.seed}.",
             )  # fmt: skip
         self._position, self._size = start, config.data.batch_size
-        spec = _spec(config)
         (rows,) = local_indices(sharding, (self._size,))
-        host_batch = functools.partial(_train_batch, images, config, start.examples, rows)
+        import_tensorflow()
         self._prefetcher = Prefetcher(
-            host_batch,
-            {name: array.dtype for name, array in spec.items()},
-            functools.partial(to_device, shapes=spec, sharding=sharding),
+            functools.partial(training_batches, images, config, start.examples, rows),
+            functools.partial(_to_device, spec=_spec(config), sharding=sharding),
             config.data.prefetch,
         )
 
@@ -51,7 +62,11 @@ class ImageLoader:
         return self
 
     def __next__(self) -> tuple[Batch, Position]:
-        """The next batch, and the position from which a run would go on after it."""
+        """The next batch, and the position from which a run would go on after it.
+
+        Raises:
+          RuntimeError: reading failed, with the failure as its cause; or the loader is closed.
+        """
         batch = next(self._prefetcher)
         examples = self._position.examples + self._size
         self._position = dataclasses.replace(self._position, examples=examples)
@@ -63,7 +78,7 @@ class ImageLoader:
         return self._prefetcher.wait_seconds
 
     def close(self) -> None:
-        """Stops the thread. A second call does nothing."""
+        """Stops the thread and frees the batches made ahead. A second call does nothing."""
         self._prefetcher.close()
 
     def __enter__(self) -> "ImageLoader":
@@ -73,66 +88,181 @@ class ImageLoader:
         self.close()
 
 
-def _spec(config: Config) -> dict[str, jax.ShapeDtypeStruct]:
-    vision = config.model.vision
-    return image_batch_spec(config.data.batch_size, vision, soft_labels=config.images.mixup > 0)
-
-
-def _train_batch(images: ImageSet, config: Config, first: int, rows: np.ndarray, number: int):
-    """The rows `rows` of global batch `number` after `first` examples."""
+def training_batches(
+    images: ImageSet, config: Config, first: int, rows: np.ndarray
+) -> Iterator[HostBatch]:
+    """The rows `rows` of the global batches after `first` examples, on the host."""
     size, seed = config.data.batch_size, config.seed
-    first += number * size
-    random = np.random.Generator(np.random.Philox(np.random.SeedSequence([seed, first, 2])))
+    needed = np.union1d(rows, _partners(size)[rows]) if config.images.mixup else rows
+    order_of = functools.lru_cache(3)(epoch_order)
 
-    def altered(rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        epochs, offsets = np.divmod(first + rows, len(images))
-        indices = np.array(
-            [
-                epoch_order(len(images), seed, int(e))[o]
-                for e, o in zip(epochs, offsets, strict=True)
-            ]
-        )
-        made = augmented(images.read(indices), config.images, random, (rows, size))
-        return made, images.labels[indices]
+    def plan(batch: int) -> tuple[np.ndarray, np.ndarray]:
+        numbers = first + batch * size + needed
+        epochs, offsets = np.divmod(numbers, len(images))
+        indices = np.empty_like(numbers)
+        for epoch in np.unique(epochs):
+            order = order_of(len(images), seed, int(epoch))
+            indices[epochs == epoch] = order[offsets[epochs == epoch]]
+        return indices, numbers
 
-    pixels, labels = altered(rows)
-    if config.images.mixup:
-        shares = random.beta(config.images.mixup, config.images.mixup, size)[rows]
-        partners, partner_labels = altered(random.permutation(size)[rows])
-        shares = shares.astype(np.float32)
-        share4 = shares[:, None, None, None]
-        pixels = share4 * pixels + (1 - share4) * partners
-        of = np.eye(config.model.vision.classes, dtype=np.float32)
-        labels = shares[:, None] * of[labels] + (1 - shares[:, None]) * of[partner_labels]
-    weights = np.ones(len(rows), np.float32)
-    return {"images": pixels.astype(np.float32), "labels": labels, "weights": weights}
+    vision = config.model.vision
+    picture = lambda data, number: training_image(  # noqa: E731
+        data, number, seed, config.images, vision.image_size, vision.channels
+    )
+    made = _Pipeline(images, config, plan, picture, len(needed)).batches(_ENDLESS, _mixing(
+        config, first, rows, needed
+    ))  # fmt: skip
+    for pixels, labels in made:
+        yield {"images": pixels, "labels": labels, "weights": np.ones(len(rows), np.float32)}
 
 
 def image_evaluation_batches(
     images: ImageSet, config: Config, sharding: NamedSharding, max_batches: int | None = None
 ) -> Iterator[Batch]:
-    """Batches that hold every image once, in order, unaltered; the last is filled up with rows of
-    weight 0. Every process yields the same number of batches."""
-    size, spec = config.data.batch_size, _spec(config)
+    """Batches that hold every image exactly once, in order, unaltered; the last is filled up with
+    rows of weight 0. Every process yields the same number of batches.
+
+    Args:
+      max_batches: stop after so many; None for the whole split.
+    """
+    size, vision = config.data.batch_size, config.model.vision
     (rows,) = local_indices(sharding, (size,))
     count = math.ceil(len(images) / size)
-    for number in range(count if max_batches is None else min(count, max_batches)):
-        examples = number * size + rows
-        indices = np.minimum(examples, len(images) - 1)
-        labels = images.labels[indices]
-        if config.images.mixup:
-            labels = np.eye(config.model.vision.classes, dtype=np.float32)[labels]
-        batch = {
-            "images": images.read(indices),
-            "labels": labels,
-            "weights": (examples < len(images)).astype(np.float32),
-        }
-        yield to_device(batch, spec, sharding)
+    count = count if max_batches is None else min(count, max_batches)
+
+    def plan(batch: int) -> tuple[np.ndarray, np.ndarray]:
+        numbers = batch * size + rows
+        return np.minimum(numbers, len(images) - 1), numbers
+
+    picture = lambda data, number: evaluation_image(  # noqa: E731
+        data, config.images, vision.image_size, vision.channels
+    )
+    made = _Pipeline(images, config, plan, picture, len(rows)).batches(count)
+    for number, (pixels, labels) in enumerate(made):
+        real = number * size + rows < len(images)
+        batch = {"images": pixels, "labels": labels, "weights": real.astype(np.float32)}
+        yield _to_device(batch, _spec(config), sharding)
 
 
-def to_device(batch, shapes: dict[str, jax.ShapeDtypeStruct], sharding: NamedSharding) -> Batch:
-    """This process's rows of each array, as a part of the global array of that shape."""
+@dataclasses.dataclass(frozen=True)
+class _Pipeline:
+    """`tf.data`, from the numbers of a batch to its arrays.
+
+    Attributes:
+      plan: batch -> (index of each of its images, number of each as an example), int64 [rows].
+      picture: (bytes of a file, number) -> image.
+      rows: of a batch.
+    """
+
+    images: ImageSet
+    config: Config
+    plan: Callable[[int], tuple[np.ndarray, np.ndarray]]
+    picture: Callable[[Any, Any], Any]
+    rows: int
+
+    def batches(self, count: int, finish: Callable | None = None) -> Iterator[tuple]:
+        """(images [rows, S, S, C], labels [rows] or [rows, classes]) of `count` batches, in order.
+
+        Args:
+          finish: (number of a batch, its arrays) -> what is made of the whole batch.
+
+        Raises:
+          UserError: an image cannot be read.
+        """
+        tf = import_tensorflow()
+        failures: list[BaseException] = []
+
+        def read(index: np.ndarray) -> bytes:
+            try:
+                return self.images.read(int(index))
+            except BaseException as error:
+                failures.append(error)
+                raise
+
+        all_labels = tf.constant(self.images.labels)
+        classes = self.config.model.vision.classes
+        soft = self.config.images.mixup > 0
+
+        @tf.autograph.experimental.do_not_convert
+        def example(index, number):
+            data = tf.ensure_shape(tf.numpy_function(read, [index], tf.string), [])
+            label = tf.gather(all_labels, index)
+            return self.picture(data, number), tf.one_hot(label, classes) if soft else label
+
+        @tf.autograph.experimental.do_not_convert
+        def planned(batch):
+            both = tf.numpy_function(lambda b: self.plan(int(b)), [batch], [tf.int64, tf.int64])
+            return tuple(tf.ensure_shape(values, [self.rows]) for values in both)
+
+        numbers = tf.data.Dataset.range(count)
+        # Each example by itself, so that they are spread over cores; in order all the same.
+        made = numbers.map(planned).unbatch().map(example, num_parallel_calls=tf.data.AUTOTUNE)
+        made = made.batch(self.rows, drop_remainder=True)
+        if finish:
+            both = tf.data.Dataset.zip(numbers, made)
+            made = both.map(finish, num_parallel_calls=tf.data.AUTOTUNE)
+        options = tf.data.Options()
+        options.autotune.ram_budget = int(self.config.data.cache_gib * 2**30)
+        options.deterministic = True
+        ready = iter(made.prefetch(tf.data.AUTOTUNE).with_options(options).as_numpy_iterator())
+        while True:
+            try:
+                arrays = next(ready)
+            except StopIteration:
+                return
+            except tf.errors.OpError as error:
+                # TensorFlow makes an error of its own out of one of `read`, without the cause.
+                if failures:
+                    raise failures[0] from None
+                reason = (error.message or str(error)).splitlines()[0][:300]
+                raise UserError(f"an image of {self.config.data.source} cannot be read any more, "
+                                f"though it could before: {reason}") from error  # fmt: skip
+            yield arrays
+
+
+def _partners(size: int) -> np.ndarray:
+    """For each row of a global batch, the one it is mixed with: its neighbour, which is a random
+    one of the epoch, and most often of the same process. The last of an odd number stays alone."""
+    return np.minimum(np.arange(size) ^ 1, size - 1)
+
+
+def _mixing(config: Config, first: int, rows: np.ndarray, needed: np.ndarray) -> Callable | None:
+    """mixup (arXiv:1710.09412), by draws for the whole global batch; None without it."""
+    alpha, size, seed = config.images.mixup, config.data.batch_size, config.seed
+    if not alpha:
+        return None
+    tf = import_tensorflow()
+    own = np.searchsorted(needed, rows)
+    partners = np.searchsorted(needed, _partners(size)[rows])
+
+    def shares(batch: np.ndarray) -> np.ndarray:
+        key = [seed, first + int(batch) * size, 2]
+        random = np.random.Generator(np.random.Philox(np.random.SeedSequence(key)))
+        return random.beta(alpha, alpha, size)[rows].astype(np.float32)
+
+    @tf.autograph.experimental.do_not_convert
+    def finish(number, arrays):
+        share = tf.ensure_shape(tf.numpy_function(shares, [number], tf.float32), [len(rows)])
+        mixed = []
+        for values in arrays:
+            weight = tf.reshape(share, [-1] + [1] * (len(values.shape) - 1))
+            mixed.append(
+                weight * tf.gather(values, own) + (1 - weight) * tf.gather(values, partners)
+            )
+        return tuple(mixed)
+
+    return finish
+
+
+def _spec(config: Config) -> dict[str, jax.ShapeDtypeStruct]:
+    soft = config.images.mixup > 0
+    return image_batch_spec(config.data.batch_size, config.model.vision, soft_labels=soft)
+
+
+def _to_device(
+    batch: HostBatch, spec: dict[str, jax.ShapeDtypeStruct], sharding: NamedSharding
+) -> Batch:
     return {
         name: jax.make_array_from_process_local_data(sharding, batch[name], leaf.shape)
-        for name, leaf in shapes.items()
+        for name, leaf in spec.items()
     }

@@ -13,7 +13,8 @@ from jax.sharding import NamedSharding
 
 from jaxtpu.data.batch import batch_spec
 from jaxtpu.data.mixture import Mixture, Schedule, Share, Stream
-from jaxtpu.data.prefetch import Prefetcher
+from jaxtpu.data.prefetch import Prefetcher, host_batches
+from jaxtpu.data.quiet_tensorflow import import_tensorflow
 from jaxtpu.errors import ConfigError
 
 Batch = dict[str, jax.Array]
@@ -128,7 +129,9 @@ class TrainLoader:
         spec = batch_spec(batch_size, sequence_length)
         to_device = functools.partial(_to_device, spec=spec, sharding=sharding)
         dtypes = {name: array.dtype for name, array in spec.items()}
-        self._prefetcher = Prefetcher(host_batch, dtypes, to_device, prefetch)
+        import_tensorflow()
+        batches = functools.partial(host_batches, host_batch, dtypes)
+        self._prefetcher = Prefetcher(batches, to_device, prefetch)
 
     def __iter__(self) -> Iterator[tuple[Batch, Position]]:
         return self

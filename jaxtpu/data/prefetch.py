@@ -12,36 +12,35 @@ from typing import Any
 import numpy as np
 
 from jaxtpu.data.quiet_tensorflow import import_tensorflow
+from jaxtpu.errors import UserError
 
 _PARALLEL_CALLS = 2  # host batches made at once; gathering tokens is far faster than a step
 _CLOSE_SECONDS = 10.0
 
 
 class Prefetcher:
-    """Iterates over `to_device(host_batch(i))` for i = 0, 1, ..., keeping some ready ahead.
+    """Iterates over `to_device(batch)` of batches made on the host, keeping some ready ahead.
 
     Args:
-      host_batch: the arrays of batch i, on the host; called from several threads.
-      dtypes: of those arrays, by name.
+      batches: () -> an iterator of batches on the host, used by one thread: `host_batches`, another
+        `tf.data` pipeline (import TensorFlow before: in the thread an error is told late), or any.
       to_device: copies them to the devices; called from one thread.
       ready: how many results are kept ready, at least 1.
     """
 
     def __init__(
         self,
-        host_batch: Callable[[int], dict[str, np.ndarray]],
-        dtypes: dict[str, np.dtype],
-        to_device: Callable[[dict[str, np.ndarray]], Any],
+        batches: Callable[[], Iterator[Any]],
+        to_device: Callable[[Any], Any],
         ready: int,
     ):
-        import_tensorflow()  # here rather than in the thread, where an error is told late
         self.wait_seconds = 0.0
         self._ready: queue.Queue = queue.Queue(maxsize=ready)
         self._stop = threading.Event()
         # The thread is given no reference to this object, or it could never be collected.
         thread = threading.Thread(
             target=_produce,
-            args=(host_batch, dtypes, to_device, self._ready, self._stop),
+            args=(batches, to_device, self._ready, self._stop),
             name="jaxtpu-prefetch",
             daemon=True,
         )
@@ -57,6 +56,8 @@ class Prefetcher:
         """The next result, waiting for it where need be.
 
         Raises:
+          StopIteration: there is none left.
+          UserError: making it failed so.
           RuntimeError: making it failed, with the failure as its cause; or this is closed.
         """
         start = time.perf_counter()
@@ -66,6 +67,8 @@ class Prefetcher:
             self.close()
             self._ready.put(result)  # for the next call
             error = result.error
+            if isinstance(error, (UserError, StopIteration)):
+                raise error
             message = f"Reading training data failed: {type(error).__name__}: {error}"
             raise RuntimeError(message) from error
         return result
@@ -89,18 +92,26 @@ class _Failure:
         self.error = error
 
 
-def _produce(host_batch, dtypes, to_device, ready: queue.Queue, stop: threading.Event) -> None:
-    """The thread: puts results in `ready` until told to stop, or one failure."""
+def _produce(batches, to_device, ready: queue.Queue, stop: threading.Event) -> None:
+    """The thread: puts results in `ready` until told to stop, or one failure, or the end."""
     try:
-        for batch in _host_batches(host_batch, dtypes):
+        for batch in batches():
             if stop.is_set() or not _put(ready, to_device(batch), stop):
                 return
+        _put(ready, _Failure(StopIteration()), stop)
     except BaseException as error:
         _put(ready, _Failure(error), stop)
 
 
-def _host_batches(host_batch, dtypes) -> Iterator[dict[str, np.ndarray]]:
-    """`host_batch(0)`, `host_batch(1)`, ..., made by `tf.data` a few at a time, in order."""
+def host_batches(
+    host_batch: Callable[[int], dict[str, np.ndarray]], dtypes: dict[str, np.dtype]
+) -> Iterator[dict[str, np.ndarray]]:
+    """`host_batch(0)`, `host_batch(1)`, ..., made by `tf.data` a few at a time, in order.
+
+    Args:
+      host_batch: the arrays of batch i; called from several threads.
+      dtypes: of those arrays, by name.
+    """
     tf = import_tensorflow()
     failures: list[BaseException] = []
 

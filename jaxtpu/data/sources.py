@@ -12,6 +12,8 @@ from jaxtpu.data.records import Record, record_of
 from jaxtpu.data.token_files import TokenFiles
 from jaxtpu.errors import ConfigError, UserError, nearest
 
+_TFDS_INFO = "dataset_info.json"
+
 
 class Source(Protocol):
     """A set of documents in splits.
@@ -64,10 +66,23 @@ def _open_python_corpus(source: str, name: str, directory: pathlib.Path, fields,
     return TfdsSource(source, PythonCorpus(data_dir=str(directory / "tfds")), fields)
 
 
-def _open_tfds(source: str, name: str, directory: pathlib.Path, fields, percent):
+def tfds_builder(source: str, name: str, directory: pathlib.Path) -> Any:
+    """The builder of a registered TFDS data set, or of a folder that one was prepared in.
+
+    Raises:
+      ConfigError: there is none.
+    """
     from jaxtpu.data.quiet_tensorflow import import_tfds
 
     tfds = import_tfds()
+    folder = pathlib.Path(name).expanduser()
+    if folder.is_absolute() or (folder / _TFDS_INFO).is_file():
+        if not (folder / _TFDS_INFO).is_file():
+            raise ConfigError(
+                "data.source", source, f"{folder} holds no prepared data set.",
+                f"Name the folder of a version, which holds {_TFDS_INFO}.",
+            )  # fmt: skip
+        return tfds.builder_from_directory(str(folder))
     # A namespace (`huggingface:NAME`) would be looked up on the network. A version is a number.
     head, _, tail = name.partition(":")
     if tail and not tail[0].isdigit():
@@ -75,7 +90,7 @@ def _open_tfds(source: str, name: str, directory: pathlib.Path, fields, percent)
             "data.source", source, "data sets in a namespace are not read.", _suggestion(head)
         )
     try:
-        builder = tfds.builder(name, data_dir=str(directory / "tfds"))
+        return tfds.builder(name, data_dir=str(directory / "tfds"))
     except tfds.core.DatasetNotFoundError:
         registered = [f"tfds:{n}" for n in tfds.list_builders(with_community_datasets=False)]
         raise ConfigError(
@@ -85,36 +100,33 @@ def _open_tfds(source: str, name: str, directory: pathlib.Path, fields, percent)
         # Raised for an unknown config or version, or a package that the data set needs.
         problem = str(error).strip().splitlines()[0]
         raise ConfigError("data.source", source, f"TFDS cannot open it: {problem}") from error
-    return TfdsSource(source, builder, fields)
 
 
 # Opens a source: (source, name, directory, fields, percent) -> Source.
 SOURCE_KINDS: dict[str, Callable[..., Any]] = {
     "python_corpus": _open_python_corpus,
-    "tfds": _open_tfds,
+    "tfds": lambda source, name, folder, fields, _: TfdsSource(
+        source, tfds_builder(source, name, folder), fields
+    ),
     "files": lambda source, name, _, fields, percent: FileSource(source, name, fields, percent),
     "hf": lambda source, name, _, fields, __: HuggingFaceSource(source, name, fields),
     "tokens": lambda source, name, *_: TokenFiles(source, name),
 }
 
 
-class TfdsSource:
-    """The documents of a TFDS builder, prepared on first use."""
+class TfdsSplits:
+    """The splits of a TFDS builder, prepared on first use."""
 
-    def __init__(self, source: str, builder: Any, fields: tuple[str, ...]):
-        texts = _text_features(builder)
-        for field, name in zip(("data.text_field", "data.answer_field"), fields, strict=False):
-            if name not in texts:
-                suggestion = nearest(name, texts) if texts else "Choose another data.source."
-                problem = f"{source} has no text feature of that name."
-                raise ConfigError(field, name, problem, suggestion)
-        self._source, self._builder, self._fields = source, builder, fields
+    def __init__(self, source: str, builder: Any):
+        self._source, self._builder = source, builder
         self.version = builder.info.full_name
 
-    def documents(self, split: str, split_field: str) -> Iterator[Record]:
-        """See `Source.documents`.
+    def examples(self, split: str, split_field: str, decoders: Any) -> Iterator[dict[str, Any]]:
+        """The examples of `split`, which may be of TFDS's syntax (`train[:90%]`), undecoded where
+        `decoders` says so, in an order that never changes.
 
         Raises:
+          ConfigError: there is no such split, or it is empty.
           UserError: the data set cannot be prepared.
         """
         from jaxtpu.data.quiet_tensorflow import import_tfds, silenced
@@ -135,18 +147,11 @@ class TfdsSource:
             dataset = self._builder.as_dataset(
                 split=split,
                 shuffle_files=False,
-                decoders=tfds.decode.PartialDecoding(dict.fromkeys(self._fields, True)),
+                decoders=decoders,
                 # A cache in memory is of no use for one pass, and warns where that is cut short.
                 read_config=tfds.ReadConfig(try_autocache=False),
             )
-        return (
-            record_of(
-                tuple(example[name] for name in self._fields),
-                f"{self._source}, split {split}, record {number}",
-                self._fields,
-            )
-            for number, example in enumerate(dataset.as_numpy_iterator(), 1)
-        )
+        return dataset.as_numpy_iterator()
 
     def _prepare(self) -> None:
         from jaxtpu.data.quiet_tensorflow import silenced
@@ -174,6 +179,34 @@ class TfdsSource:
     def _is_prepared(self) -> bool:
         # TFDS warns of a folder that does not exist.
         return self._builder.data_path.exists() and self._builder.is_prepared()
+
+
+class TfdsSource(TfdsSplits):
+    """The documents of a TFDS builder."""
+
+    def __init__(self, source: str, builder: Any, fields: tuple[str, ...]):
+        super().__init__(source, builder)
+        texts = _text_features(builder)
+        for field, name in zip(("data.text_field", "data.answer_field"), fields, strict=False):
+            if name not in texts:
+                suggestion = nearest(name, texts) if texts else "Choose another data.source."
+                problem = f"{source} has no text feature of that name."
+                raise ConfigError(field, name, problem, suggestion)
+        self._fields = fields
+
+    def documents(self, split: str, split_field: str) -> Iterator[Record]:
+        """See `Source.documents`, and `examples` for what is raised."""
+        from jaxtpu.data.quiet_tensorflow import import_tfds
+
+        only = import_tfds().decode.PartialDecoding(dict.fromkeys(self._fields, True))
+        return (
+            record_of(
+                tuple(example[name] for name in self._fields),
+                f"{self._source}, split {split}, record {number}",
+                self._fields,
+            )
+            for number, example in enumerate(self.examples(split, split_field, only), 1)
+        )
 
 
 def _text_features(builder: Any) -> list[str]:

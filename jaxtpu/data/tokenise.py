@@ -51,7 +51,7 @@ def write_tokens(
         for chunk in _chunks(records):
             documents, tally = _sorted_out(chunk, tally, tokenizer)
             if max_bad == 0.0:
-                _check(tally, source, max_bad)
+                check_counts(tally, source, max_bad)
             ids, marks, size = _encoded(documents, tokenizer)
             lengths = [len(document) for document in ids]
             np.array(length + np.cumsum([0, *lengths])[:-1], "<i8").tofile(starts_file)
@@ -61,7 +61,7 @@ def write_tokens(
                 counted_file.write(np.concatenate([*marks, np.zeros(0, "u1")]).tobytes())
             length, num_bytes = length + sum(lengths), num_bytes + size
         _sync(tokens_file, starts_file, counted_file)
-    _check(tally, source, max_bad)
+    check_counts(tally, source, max_bad)
     return {"dtype": dtype.str, "num_bytes": num_bytes, "counts": dataclasses.asdict(tally)}
 
 
@@ -148,7 +148,8 @@ def _whole_character(text: str | bytes, end: int) -> int:
     return end
 
 
-def _check(tally: Counts, source: str, max_bad: float) -> None:
+def check_counts(tally: Counts, source: str, max_bad: float) -> None:
+    """Raises UserError, which names the first bad record, where more than `max_bad` of them are."""
     if tally.bad <= max_bad * tally.read:
         return
     if max_bad == 0.0:

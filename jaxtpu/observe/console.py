@@ -113,6 +113,7 @@ def describe(values: dict[str, float]) -> str:
         ("train/grad_norm", "grad {:.2f}"),
         ("train/learning_rate", "lr {:.1e}"),
         ("speed/tokens_per_second", "{:,.0f} tok/s"),
+        ("speed/examples_per_second", "{:,.0f} images/s"),
         ("speed/mfu", "MFU {:.1%}"),
         ("memory/peak_gib", "mem {:.2f} GiB"),
     )

@@ -8,6 +8,7 @@ from collections.abc import Callable
 import jax
 
 from jaxtpu.train.loop import Progress
+from jaxtpu.train.task import count_name
 
 
 @dataclasses.dataclass(frozen=True)
@@ -71,9 +72,10 @@ class LogHook:
 
     def _write(self, interval: _Interval, progress: Progress) -> None:
         fetched = jax.device_get(interval.metrics)
-        tokens = [float(metrics["tokens"]) for metrics in fetched]
+        unit = count_name(fetched[0])
+        tokens = [float(metrics[unit]) for metrics in fetched]
         total = sum(tokens)
-        names = [name for name in fetched[0] if name not in ("tokens", "learning_rate")]
+        names = [name for name in fetched[0] if name not in (unit, "learning_rate")]
         values = {
             f"train/{name}": sum(
                 float(metrics[name]) * count for metrics, count in zip(fetched, tokens, strict=True)
@@ -84,11 +86,13 @@ class LogHook:
         values["train/learning_rate"] = float(fetched[-1]["learning_rate"])
         if math.isfinite(self._rates.tokens_per_byte):
             values["train/bits_per_byte"] = self._rates.bits_per_byte(values["train/loss"])
-        values["train/tokens"] = total
-        values |= self._speed(interval, total, progress)
+        values[f"train/{unit}"] = total
+        values |= self._speed(interval, unit, total, progress)
         self._emit(interval.last, values)
 
-    def _speed(self, interval: _Interval, tokens: float, progress: Progress) -> dict[str, float]:
+    def _speed(
+        self, interval: _Interval, unit: str, tokens: float, progress: Progress
+    ) -> dict[str, float]:
         """Nothing for the first interval of a process: its start was not timed."""
         seconds = progress.clock.seconds(interval.first, interval.last)
         waited = self._wait_seconds() - self._waited
@@ -98,7 +102,7 @@ class LogHook:
         rate = tokens / seconds
         speed = {
             "speed/step_seconds": seconds / (interval.last - interval.first),
-            "speed/tokens_per_second": rate,
+            f"speed/{unit}_per_second": rate,
             "speed/input_wait_fraction": min(1.0, waited / seconds),
         }
         if self._rates.peak_flops:

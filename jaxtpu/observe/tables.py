@@ -14,6 +14,7 @@ from jaxtpu.kernels.scores import scores_of
 from jaxtpu.mesh import has_host_memory
 from jaxtpu.models.sizes import padded_mlp, padded_vocabulary
 from jaxtpu.observe.console import count, size
+from jaxtpu.observe.image_tables import image_model, image_rows, saved_rows
 from jaxtpu.observe.memory import tree_bytes_per_device
 from jaxtpu.train.programs import Programs
 
@@ -27,27 +28,28 @@ def peak_flops(mesh: jax.sharding.Mesh) -> float | None:
 
 
 def startup_rows(
-    config: Config, programs: Programs, units: RunUnits, stream: Any, start: int
+    config: Config,
+    programs: Programs,
+    units: RunUnits,
+    stream: Any,
+    start: int,
+    base: Config | None = None,
 ) -> Rows:
     """What is about to run.
 
     Args:
       start: steps done already.
+      base: what the config file says by itself, where the command line changes the model.
     """
-    model, data = config.model, config.data
+    reads_images = programs.model.task == "classification"
     params = programs.abstract_state.params
     return [
         ("run", f"{config.name}, in {config.workdir}"),
         ("devices", _devices(programs.mesh)),
         ("mesh", " x ".join(f"{axis}={n}" for axis, n in programs.mesh.shape.items())),
-        (
-            "model",
-            f"{model.name}: {model.layers} layers, embed {model.embed}, {model.heads} heads "
-            f"({model.kv_heads} key/value) of {model.head_dim}, "
-            f"mlp {model.mlp}{_padding(model.mlp, padded_mlp(model))}, "
-            f"vocabulary {model.vocab_size}{_padding(model.vocab_size, padded_vocabulary(model))}",
-        ),
+        ("model", image_model(config.model) if reads_images else _text_model(config)),
         ("parameters", _parameters(params)),
+        *saved_rows(config, base, programs),
         (
             "optimizer",
             f"{config.optimizer.name}, {config.optimizer.schedule} from "
@@ -61,22 +63,36 @@ def startup_rows(
             f"softmax, norms and loss float32",
         ),
         ("rematerialisation", _rematerialisation(config, programs)),
-        ("attention", "{}: {}".format(*_attention(config, programs))),
-        ("batch", _batch(config, programs)),
-        (
-            "data",
-            f"{'a mixture' if data.mixture else data.source}: {stream.num_documents:,} documents, "
-            f"{stream.num_tokens:,} tokens; an epoch is {units.steps_per_epoch:,} steps",
-        ),
-        *[("", line) for line in words_about(stream, data.sequence_length)],
+        *(image_rows(config, stream) if reads_images else _text_rows(config, programs, stream)),
         (
             "length",
-            f"{units.steps:,} steps, {count(units.steps * units.tokens_per_step)} tokens, "
-            f"{units.steps / units.steps_per_epoch:.2f} epochs"
+            f"{units.steps:,} steps, {count(units.steps * units.tokens_per_step)} "
+            f"{'images' if reads_images else 'tokens'}, "
+            f"{units.steps / units.steps_per_epoch:.2f} epochs of {units.steps_per_epoch:,} steps"
             + (f"; {start:,} steps done" if start else ""),
         ),
         ("FLOPs", _flops(programs, units)),
         *[("not divided", str(note)) for note in programs.undivided],
+    ]
+
+
+def _text_model(config: Config) -> str:
+    model = config.model
+    return (
+        f"{model.name}: {model.layers} layers, embed {model.embed}, {model.heads} heads "
+        f"({model.kv_heads} key/value) of {model.head_dim}, "
+        f"mlp {model.mlp}{_padding(model.mlp, padded_mlp(model))}, "
+        f"vocabulary {model.vocab_size}{_padding(model.vocab_size, padded_vocabulary(model))}"
+    )
+
+
+def _text_rows(config: Config, programs: Programs, stream: Any) -> Rows:
+    source = "a mixture" if config.data.mixture else config.data.source
+    return [
+        ("attention", "{}: {}".format(*_attention(config, programs))),
+        ("batch", _batch(config, programs)),
+        ("data", f"{source}: {stream.num_documents:,} documents, {stream.num_tokens:,} tokens"),
+        *[("", line) for line in words_about(stream, config.data.sequence_length)],
     ]
 
 
@@ -145,10 +161,11 @@ def _flops(programs: Programs, units: RunUnits) -> str:
     per_token = programs.model.flops_per_token
     peak = peak_flops(programs.mesh)
     known = f"peak {peak / 1e12:.4g} TFLOP/s in all" if peak else "no peak known here, so no MFU"
-    return (
-        f"{count(per_token)} a token (6 per weight, 12 L H D T for attention), "
-        f"{count(per_token * units.tokens_per_step)} a step; {known}"
-    )
+    if programs.model.task == "classification":
+        made = f"{count(per_token)} an image (6 a weight and each place where it is used)"
+    else:
+        made = f"{count(per_token)} a token (6 per weight, 12 L H D T for attention)"
+    return f"{made}, {count(per_token * units.tokens_per_step)} a step; {known}"
 
 
 def closing_rows(
@@ -179,12 +196,13 @@ def closing_rows(
                 f"{unigram:.3f} bits/byte (unigram), {bigram:.3f} bits/byte (bigram)",
             )
         )
-    if "speed/tokens_per_second" in result:
+    units = (("tokens", "tokens"), ("examples", "images"))
+    for unit, word in (u for u in units if f"speed/{u[0]}_per_second" in result):
         mfu = f", MFU {result['speed/mfu']:.1%}" if "speed/mfu" in result else ""
         rows.append(
             (
                 "speed",
-                f"{result['speed/tokens_per_second']:,.0f} tokens/s, "
+                f"{result[f'speed/{unit}_per_second']:,.0f} {word}/s, "
                 f"{result['speed/step_seconds']:.3f} s a step{mfu}; waiting for input "
                 f"{result['speed/input_wait_fraction']:.1%} of the time",
             )

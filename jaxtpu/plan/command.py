@@ -8,6 +8,7 @@ from rich.console import Console
 
 from jaxtpu.config import Config, RunUnits, finalize, run_units
 from jaxtpu.config.validate import check_axes
+from jaxtpu.config.vision import VISION_MODELS
 from jaxtpu.data.tokenizer import make_tokenizer
 from jaxtpu.errors import EXIT_CRASH, EXIT_OK, ConfigError
 from jaxtpu.hardware import Slice, parse_slice
@@ -50,6 +51,11 @@ def plan(
     Returns:
       Exit code: 0, 3 where nothing fits on any slice, or 1 where nothing could be compiled.
     """
+    if config.model.name in VISION_MODELS:
+        raise ConfigError(
+            "model.name", config.model.name, "reads images; plans are made for models of text.",
+            "For example: --config=configs/lm_1b.py",
+        )  # fmt: skip
     out = make_console()
     fixed = fixed_fields(config, given, opened)
     vocab_size = make_tokenizer(config.data.tokenizer, config.data.separator).vocab_size

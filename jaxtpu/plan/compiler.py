@@ -233,7 +233,7 @@ def _lower(request: CompileRequest) -> tuple[Any, list[int]]:
     lowered = {
         "init": lambda: programs.init.lower(),
         "train": lambda: programs.train_step.lower(state, batch),
-        "evaluate": lambda: programs.eval_step.lower(state.params, batch),
+        "evaluate": lambda: programs.eval_step.lower(state.evaluated(), batch),
     }[request.program]()
     return lowered, [device.id for device in mesh.devices.flat]
 

@@ -7,11 +7,14 @@ from typing import Any
 
 import jax
 
+from jaxtpu.train.task import count_name
+
 
 def evaluate(
     eval_step: Callable, params: Any, batches: Iterable[dict[str, jax.Array]], max_in_flight: int
 ) -> dict[str, float]:
-    """Means over the real tokens of all `batches`, and `tokens`, how many those are.
+    """Means over the real tokens of all `batches`, and `tokens`, how many those are; or over what
+    else the task counts.
 
     Sums are kept per batch on the devices and added up on the host in double precision, so the
     result does not depend on how examples fall into batches. NaN without any batch.
@@ -29,6 +32,7 @@ def evaluate(
             add_oldest()
     while in_flight:
         add_oldest()
-    tokens = totals.pop("tokens", 0.0)
-    means = {name: total / tokens if tokens else math.nan for name, total in totals.items()}
-    return {"loss": math.nan} | means | {"tokens": tokens}
+    unit = count_name(totals) if totals else "tokens"
+    count = totals.pop(unit, 0.0)
+    means = {name: total / count if count else math.nan for name, total in totals.items()}
+    return {"loss": math.nan} | means | {unit: count}

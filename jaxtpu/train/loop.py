@@ -134,7 +134,7 @@ def train_loop(
     stop: StopRequest,
     clock: Clock,
 ) -> tuple[TrainState, int]:
-    """Runs steps `start + 1` to `steps`, or until `stop`.
+    """Runs steps `start + 1` to `steps`, or until `stop`, or until there is no batch left.
 
     Args:
       train_step: (state, batch) -> (state, metrics).
@@ -164,7 +164,10 @@ def train_loop(
 
     step = start
     while step < steps:
-        batch, position = next(batches)
+        ready = next(batches, None)
+        if ready is None:  # the data ended
+            break
+        batch, position = ready
         state, metrics = train_step(state, batch)
         step += 1
         in_flight.append((step, metrics))
@@ -178,4 +181,5 @@ def train_loop(
             hook(progress)
         if stopping:
             break
+    drain()
     return state, step

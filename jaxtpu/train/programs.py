@@ -11,7 +11,7 @@ from jaxtpu.config import Config, RunUnits
 from jaxtpu.hardware import generation_of
 from jaxtpu.mesh import has_host_memory
 from jaxtpu.models import Model, make_model
-from jaxtpu.optimizer import make_optimizer
+from jaxtpu.optimizer import Optimizer, make_optimizer
 from jaxtpu.precision import make_precision
 from jaxtpu.sharding import (
     Rules,
@@ -87,27 +87,51 @@ def build_programs(config: Config, mesh: Mesh, units: RunUnits) -> Programs:
     )
     average = config.optimizer.average
     init = make_init(model, optimizer, config.seed, average=average > 0)
-    shapes = jax.eval_shape(init)
-    replicas = 1 if shapes.model_state is not None else _replicas(config, rules)
+    replicas = 1 if jax.eval_shape(model.init_state) is not None else _replicas(config, rules)
     train_rules = rules.mapped_over("data") if replicas > 1 else rules
-    task = TASKS[model.task]
-    train_sums = task.batch_sums(config, model, train_rules, training=True)
+    task, microbatches = TASKS[model.task], config.train.microbatches
     eval_sums = task.batch_sums(config, model, rules, training=False)
-    microbatches = config.train.microbatches
     step = make_train_step(
-        model.cast, train_sums, optimizer, shardings, microbatches, precision.accumulate, replicas,
-        average,
+        model.cast, task.batch_sums(config, model, train_rules, training=True), optimizer,
+        shardings, microbatches, precision.accumulate, replicas, average,
     )  # fmt: skip
+    return jitted(
+        model, rules, optimizer, shardings, init, step,
+        in_microbatches(eval_sums, microbatches),
+        abstract_batch=_with_shardings(*task.batch(config, rules)), undivided=undivided,
+    )  # fmt: skip
+
+
+def jitted(
+    model: Model,
+    rules: Rules,
+    optimizer: Optimizer,
+    shardings: Any,
+    init: Any,
+    step: Any,
+    eval_sums: Any,
+    *,
+    abstract_batch: dict[str, Any] | None,
+    undivided: list[Undivided],
+) -> Programs:
+    """The functions of a run with the shardings of what they take and give.
+
+    Args:
+      shardings: of the parameters.
+      init: () -> `TrainState`; step: (state, batch) -> (state, metrics).
+      eval_sums: (params, batch) -> sums; for a model with a state of its own, that is the third.
+      abstract_batch: with shardings; None where batches of several shapes bring theirs.
+    """
+    mesh = rules.mesh
+    shapes, moved, options = jax.eval_shape(init), has_host_memory(mesh), _compiler_options(mesh)
     replicated = NamedSharding(mesh, P())
     kept = like_parameters(shapes.opt_state, model.abstract_params, shardings, mesh)
     kept = on_host(kept, optimizer.on_host(shapes.opt_state)) if moved else kept
     state_shardings = TrainState(
         replicated, shardings, kept, jax.tree.map(lambda _: replicated, shapes.model_state),
-        shardings if average else None,
+        None if shapes.average is None else shardings,
     )  # fmt: skip
-    abstract_batch = _with_shardings(*task.batch(config, rules))
-    batch_shardings = {name: leaf.sharding for name, leaf in abstract_batch.items()}
-    options = _compiler_options(mesh)
+    batch_shardings = jax.tree.map(lambda leaf: leaf.sharding, abstract_batch)
     return Programs(
         mesh=mesh,
         rules=rules,
@@ -121,7 +145,7 @@ def build_programs(config: Config, mesh: Mesh, units: RunUnits) -> Programs:
             compiler_options=options,
         ),
         eval_step=jax.jit(
-            in_microbatches(of_evaluated(eval_sums, shapes), microbatches),
+            of_evaluated(eval_sums, shapes),
             in_shardings=(state_shardings.evaluated(), batch_shardings),
             out_shardings=replicated,
             compiler_options=options,

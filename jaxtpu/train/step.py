@@ -139,7 +139,9 @@ def make_train_step(
         summed = on_each_replica(in_microbatches(gradient_and_sums, microbatches), replicas)
         kept = () if state.model_state is None else (state.model_state,)
         gradient, sums = summed(state.params, batch, tokens, *kept)
-        model_state = jax.tree.map(lambda x: x / microbatches, sums.pop(MODEL_STATE, None))
+        model_state = sums.pop(MODEL_STATE, None)
+        if microbatches > 1:
+            model_state = jax.tree.map(lambda x: x / microbatches, model_state)
         params, opt_state = optimizer.update(
             gradient, tokens, state.opt_state, state.params, state.step
         )

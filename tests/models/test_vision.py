@@ -218,9 +218,8 @@ def gradient(programs, batch):
 
 @pytest.mark.parametrize("name", ["vit", "mixer", "mlp", "resnet"])
 def test_a_mesh_gives_the_gradient_and_statistics_of_one_device(name):
-    options = {"optimizer": DESCENT}
-    if name == "resnet":  # norms are a large part of so small a model, and are not divided
-        options["sharding"] = {"max_replicated": 0.2}
+    # Norms and biases are a large part of so small a model, and are not divided.
+    options = {"optimizer": DESCENT, "sharding": {"max_replicated": 0.2}}
     one = gradient(image_programs(name, {}, devices=1, **options), image_batch())
     meshes = MESHES if name == "resnet" else MESHES[2:]
     for sizes in meshes:

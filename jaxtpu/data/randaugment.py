@@ -1,0 +1,169 @@
+"""The operations of RandAugment (arXiv:1909.13719), on `tf.image` and TensorFlow's image kernels.
+
+Shapes: S the side of an image; C its channels, 1 or 3. Images are uint8.
+"""
+
+import math
+from typing import Any
+
+from jaxtpu.data.quiet_tensorflow import import_tensorflow
+
+_GREY = 125  # what is moved in from outside of the image
+
+
+def randaugment(image_SSC: Any, draw: Any, level: float):
+    """One operation, chosen by `draw` from all, each as likely.
+
+    Args:
+      draw: key of the random numbers, int64 [2].
+      level: strength, 0 to 1.
+
+    Returns:
+      uint8 [S, S, C].
+    """
+    tf = import_tensorflow()
+    chosen, negative = tf.unstack(
+        tf.random.stateless_uniform([2], draw, 0, 2**30, tf.int32, alg="philox")
+    )
+    sign = tf.where(negative % 2 == 0, 1.0, -1.0)
+    branches = [lambda op=op: op(image_SSC, level, sign) for op in OPERATIONS.values()]
+    image_SSC_out = tf.switch_case(chosen % len(branches), branches)
+    return tf.ensure_shape(image_SSC_out, image_SSC.shape)
+
+
+def _blend(other: Any, image: Any, factor: Any):
+    """`image` where the factor is 1, `other` where it is 0; beyond 1, away from `other`."""
+    tf = import_tensorflow()
+    other, image = tf.cast(other, tf.float32), tf.cast(image, tf.float32)
+    return tf.saturate_cast(tf.round(other + factor * (image - other)), tf.uint8)
+
+
+def _grey(image: Any):
+    tf = import_tensorflow()
+    return image if image.shape[-1] == 1 else tf.image.rgb_to_grayscale(image)
+
+
+def _identity(image, level, sign):
+    return image
+
+
+def _autocontrast(image, level, sign):
+    """The darkest value of each channel becomes 0, the brightest 255."""
+    tf = import_tensorflow()
+    values = tf.cast(image, tf.float32)
+    low = tf.reduce_min(values, [0, 1], keepdims=True)
+    high = tf.reduce_max(values, [0, 1], keepdims=True)
+    stretched = (values - low) * 255 / tf.maximum(high - low, 1)
+    return tf.where(high > low, tf.saturate_cast(tf.round(stretched), tf.uint8), image)
+
+
+def _equalize(image, level, sign):
+    """Every value of a channel becomes as frequent as the others, as far as that can be."""
+    tf = import_tensorflow()
+
+    def channel(values_SS):
+        counts = tf.math.bincount(tf.cast(values_SS, tf.int32), minlength=256, maxlength=256)
+        seen = tf.boolean_mask(counts, counts > 0)
+        step = (tf.reduce_sum(counts) - seen[-1]) // 255
+        table = (tf.cumsum(counts, exclusive=True) + step // 2) // tf.maximum(step, 1)
+        table = tf.cast(tf.clip_by_value(table, 0, 255), tf.uint8)
+        return tf.cond(
+            step > 0, lambda: tf.gather(table, tf.cast(values_SS, tf.int32)), lambda: values_SS
+        )
+
+    return tf.stack([channel(image[..., c]) for c in range(image.shape[-1])], -1)
+
+
+def _solarize(image, level, sign):
+    tf = import_tensorflow()
+    threshold = max(0, min(255, round(255 * (1 - level))))
+    return tf.where(image < threshold, image, 255 - image)
+
+
+def _posterize(image, level, sign):
+    tf = import_tensorflow()
+    dropped = round(4 * level)  # bits
+    return tf.bitwise.left_shift(tf.bitwise.right_shift(image, dropped), dropped)
+
+
+def _color(image, level, sign):
+    return _blend(_grey(image), image, 1 + sign * 0.9 * level)
+
+
+def _brightness(image, level, sign):
+    return _blend(0, image, 1 + sign * 0.9 * level)
+
+
+def _contrast(image, level, sign):
+    tf = import_tensorflow()
+    mean = tf.reduce_mean(tf.cast(_grey(image), tf.float32))
+    return _blend(mean, image, 1 + sign * 0.9 * level)
+
+
+def _sharpness(image, level, sign):
+    """Blends with the image smoothed by [[1, 1, 1], [1, 5, 1], [1, 1, 1]] / 13."""
+    tf = import_tensorflow()
+    values = tf.cast(image, tf.float32)[None]
+    padded = tf.pad(values, [[0, 0], [1, 1], [1, 1], [0, 0]], "SYMMETRIC")
+    smooth = (9 * tf.nn.avg_pool2d(padded, 3, 1, "VALID") + 4 * values) / 13
+    return _blend(smooth[0], image, 1 + sign * 0.9 * level)
+
+
+def _moved(image, matrix):
+    """The image whose pixel (x, y) is that at `matrix` (x, y, 1), its first two rows given."""
+    tf = import_tensorflow()
+    moved = tf.raw_ops.ImageProjectiveTransformV3(
+        images=image[None],
+        transforms=tf.stack([*map(lambda v: tf.cast(v, tf.float32), matrix), 0.0, 0.0])[None],
+        output_shape=tf.shape(image)[:2],
+        fill_value=float(_GREY),
+        interpolation="BILINEAR",
+        fill_mode="CONSTANT",
+    )
+    return moved[0]
+
+
+def _rotate(image, level, sign):
+    """By up to 30 degrees, about the middle."""
+    tf = import_tensorflow()
+    angle = sign * (level * math.pi / 6)
+    middle = (image.shape[0] - 1) / 2
+    cos, sin = tf.cos(angle), tf.sin(angle)
+    x = middle * (1 - cos + sin)
+    y = middle * (1 - cos - sin)
+    return _moved(image, (cos, -sin, x, sin, cos, y))
+
+
+def _shear_x(image, level, sign):
+    return _moved(image, (1.0, sign * 0.3 * level, 0.0, 0.0, 1.0, 0.0))
+
+
+def _shear_y(image, level, sign):
+    return _moved(image, (1.0, 0.0, 0.0, sign * 0.3 * level, 1.0, 0.0))
+
+
+def _translate_x(image, level, sign):
+    return _moved(image, (1.0, 0.0, sign * (level * 0.3 * image.shape[1]), 0.0, 1.0, 0.0))
+
+
+def _translate_y(image, level, sign):
+    return _moved(image, (1.0, 0.0, 0.0, 0.0, 1.0, sign * (level * 0.3 * image.shape[0])))
+
+
+# (image, level 0 to 1, a sign of the direction) -> image.
+OPERATIONS = {
+    "identity": _identity,
+    "autocontrast": _autocontrast,
+    "equalize": _equalize,
+    "rotate": _rotate,
+    "solarize": _solarize,
+    "color": _color,
+    "posterize": _posterize,
+    "contrast": _contrast,
+    "brightness": _brightness,
+    "sharpness": _sharpness,
+    "shear_x": _shear_x,
+    "shear_y": _shear_y,
+    "translate_x": _translate_x,
+    "translate_y": _translate_y,
+}
