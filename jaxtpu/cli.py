@@ -1,6 +1,5 @@
 """The command line: verbs, their options, and errors as one message with an exit code."""
 
-import argparse
 import errno
 import os
 import pathlib
@@ -9,10 +8,10 @@ import sys
 from collections.abc import Callable
 
 from jaxtpu import environment
-from jaxtpu.config import Config, leaves, load, split_arguments
+from jaxtpu.config import Config, load, split_arguments
 from jaxtpu.config.help import config_help
-from jaxtpu.config.section import coerce, parse_literal
 from jaxtpu.errors import EXIT_CRASH, EXIT_OK, ConfigError, UserError, nearest
+from jaxtpu.options import meant_as_config, parse
 
 _USAGE = """\
 jaxtpu: trains large models on TPU slices with little memory per core.
@@ -21,6 +20,11 @@ jaxtpu: trains large models on TPU slices with little memory per core.
       Train, or resume the run in DIR (default: runs/<name of the config>).
       FILE is a Python file with get_config(), FILE:ARG passes it an argument,
       or the config.json that a run left behind.
+      Where there are several processes, all run the same command: those of a Cloud TPU slice,
+      GKE and SLURM find each other; by hand, each adds
+      --coordinator=HOST:PORT --processes=N --process_id=I.
+  python run.py checkpoints --workdir=DIR [--verify] [--prune]
+      List what a run has saved; read and verify all of it; delete what is damaged or not kept.
   python run.py plan --config=FILE --slice=SLICE[,SLICE ...] [--hbm_gib=N] [--tokens=N]
                      [--open=FIELD,...] [--compiles=N]
       What fits on a slice, how fast it runs and what it costs, decided by the TPU compiler
@@ -41,7 +45,8 @@ jaxtpu: trains large models on TPU slices with little memory per core.
 
 Without an accelerator, CPU devices are emulated (mesh.emulate, 8 by default).
 Exit codes: 0 done, 1 failed, 2 wrong configuration or command line,
-3 no plan fits, 130 or 143 stopped by Ctrl-C or SIGTERM after saving.
+3 no plan fits, 4 the watchdog ended a process that waited too long (start it again),
+5 the last checkpoint could not be saved, 130 or 143 stopped by Ctrl-C or SIGTERM after saving.
 """
 
 # Of the machine, not of this project: told in a line.
@@ -82,14 +87,15 @@ def _dispatch(argv: list[str]) -> int:
     if verb in _VERBS and any(word in ("-h", "--help") for word in arguments):
         verb, arguments = "help", []
     if verb not in _VERBS:
-        hint = _meant_as_config(verb) or nearest(verb, _VERBS)
+        hint = meant_as_config(verb) or nearest(verb, _VERBS)
         raise ConfigError("run.py", verb, "is not a verb.", hint)
     return _VERBS[verb](arguments)
 
 
 def _train(arguments: list[str]) -> int:
     spec, overrides, rest = split_arguments(arguments)
-    options = _parse(rest, {"--workdir": str})
+    place = {"--coordinator": str, "--processes": int, "--process_id": int}
+    options = parse(rest, {"--workdir": str} | place)
     if spec is None:
         raise ConfigError(
             "--config", "", "is missing.", "For example: --config=configs/quickstart.py"
@@ -100,9 +106,21 @@ def _train(arguments: list[str]) -> int:
         config.workdir = options["workdir"]
     _check_workdir(config.workdir)
     environment.prepare(config.mesh.emulate)
-    from jaxtpu import trainer  # imports JAX, which reads what was just prepared
+    from jaxtpu import processes, trainer  # they import JAX, which reads what was just prepared
 
-    return trainer.train(config, _command(arguments), {name for name, _ in overrides}, base)
+    place = {name: options[name] for name in ("coordinator", "processes", "process_id")}
+    with processes.joined(processes.Place(**place), config.watchdog.start):
+        return trainer.train(config, _command(arguments), {name for name, _ in overrides}, base)
+
+
+def _checkpoints(arguments: list[str]) -> int:
+    flags = [word for word in arguments if word in ("--verify", "--prune")]
+    options = parse([word for word in arguments if word not in flags], {"--workdir": str})
+    config = _config_of_run(options["workdir"])
+    environment.prepare(1, platform="cpu")
+    from jaxtpu.checkpoint.command import show
+
+    return show(config, "--verify" in flags, "--prune" in flags)
 
 
 def _check_workdir(workdir: str) -> None:
@@ -132,7 +150,7 @@ def _generate(arguments: list[str]) -> int:
         "--temperature": float,
         "--seed": int,
     }
-    options = _parse(arguments, kinds)
+    options = parse(arguments, kinds)
     config = _config_of_run(options["workdir"])
     environment.prepare(config.mesh.emulate)
     from jaxtpu.generate import generate_from
@@ -151,7 +169,7 @@ def _generate(arguments: list[str]) -> int:
 
 def _tokenizer(arguments: list[str]) -> int:
     spec, overrides, rest = split_arguments(arguments)
-    options = _parse(rest, {"--vocab_size": int, "--to": str})
+    options = parse(rest, {"--vocab_size": int, "--to": str})
     for name, value, example in (
         ("--config", spec, "configs/quickstart.py"),
         ("--vocab_size", options["vocab_size"], "8192"),
@@ -179,7 +197,7 @@ def _plan(arguments: list[str]) -> int:
         "--compiles": int,
     }
     flags = [word for word in rest if word in ("--validate", "--update-goldens")]
-    options = _parse([word for word in rest if word not in flags], kinds)
+    options = parse([word for word in rest if word not in flags], kinds)
     environment.prepare(1, platform="cpu")  # shapes only: the compiler runs in other processes
     if flags:
         return _plan_without_config(flags, arguments)
@@ -244,57 +262,11 @@ def _help(arguments: list[str]) -> int:
 _VERBS: dict[str, Callable[[list[str]], int]] = {
     "train": _train,
     "plan": _plan,
+    "checkpoints": _checkpoints,
     "generate": _generate,
     "tokenizer": _tokenizer,
     "help": _help,
 }
-
-
-def _parse(words: list[str], kinds: dict[str, type]) -> dict:
-    """Options of one verb, by name without dashes; an unknown one is answered with the nearest."""
-    parser = argparse.ArgumentParser(
-        prog="run.py", add_help=False, allow_abbrev=False, exit_on_error=False
-    )
-    for name in kinds:
-        parser.add_argument(name)
-    try:
-        options, unknown = parser.parse_known_args(words)
-    except argparse.ArgumentError as error:
-        name = str(error.argument_name)
-        raise ConfigError(name, "", f"{error.message}.", f"Write {name}=VALUE.") from None
-    if unknown:
-        raise _unknown_option(unknown[0], kinds)
-    given = vars(options)
-    return {
-        name.lstrip("-"): _as_kind(name, given[name.lstrip("-")], kind)
-        for name, kind in kinds.items()
-    }
-
-
-def _as_kind(name: str, text: str | None, kind: type):
-    return text if text is None or kind is str else coerce(name, parse_literal(text), kind)
-
-
-def _unknown_option(word: str, kinds: dict[str, type]) -> ConfigError:
-    name = word.split("=")[0]
-    if hint := _meant_as_config(word):
-        return ConfigError("run.py", word, "is not an option here.", hint)
-    if not word.startswith("-"):
-        return ConfigError(
-            "run.py", word, "is not an option.", "Write a field as --config.FIELD=VALUE."
-        )
-    options = [*kinds, "--config"]
-    return ConfigError(name, word, "is not an option here.", nearest(name.split(".")[0], options))
-
-
-def _meant_as_config(word: str) -> str:
-    """What to write for a config file, or a field of one, that was given without `--config`."""
-    if word.split(":")[0].endswith((".py", ".json")) and not word.startswith("-"):
-        return f"Did you mean --config={word}?"
-    field = word.lstrip("-").removeprefix("config.")
-    if field.split("=")[0] in dict(leaves(Config())):
-        return f"Did you mean --config.{field}?"
-    return ""
 
 
 def _command(arguments: list[str]) -> str:

@@ -7,6 +7,8 @@ from typing import Any
 EXIT_OK = 0
 EXIT_CRASH = 1  # a bug in this project, or a failure that nothing here expected
 EXIT_BAD_CONFIG = 2  # the configuration or the command line is wrong; nothing was started
+EXIT_HUNG = 4  # the watchdog ended a process that waited too long; start it again
+EXIT_NOT_SAVED = 5  # the last checkpoint of the run could not be written
 
 
 class UserError(Exception):

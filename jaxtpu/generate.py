@@ -107,11 +107,12 @@ def generate_from(config: Config, prompt: str, tokens: int, temperature: float, 
     setup = set_up(config)
     checkpoints = Checkpoints(config.workdir, config.checkpoint)
     try:
-        if checkpoints.latest_step is None:
+        step = checkpoints.newest_whole(set_aside=False)
+        if step is None:
             raise ConfigError(
                 "--workdir", config.workdir, "holds no checkpoint.", "Train first, then generate."
             )
-        params = checkpoints.restore_params(setup.programs.abstract_state.params)
+        params = checkpoints.restore_params(setup.programs.abstract_state.params, step)
     finally:
         checkpoints.close()
     return generate(

@@ -4,6 +4,7 @@ import contextlib
 import dataclasses
 import errno
 import fcntl
+import hashlib
 import json
 import os
 import pathlib
@@ -12,6 +13,7 @@ from typing import Any
 
 import jax
 
+from jaxtpu.checkpoint.store import directory_of, versions
 from jaxtpu.config import Config, RunUnits, finalize, leaves, load, run_units
 from jaxtpu.config.vision import VISION_MODELS
 from jaxtpu.data.image_loader import ImageLoader, image_evaluation_batches
@@ -121,6 +123,13 @@ def validation_batches(setup: Setup) -> Iterator[dict[str, jax.Array]]:
     )
 
 
+def fingerprint(config: Config) -> dict[str, str]:
+    """What all processes of a run must have in common, by name."""
+    text = json.dumps(config.to_dict(), sort_keys=True)
+    digest = hashlib.sha256(text.encode()).hexdigest()[:12]
+    return {"a config of hash": digest} | versions()
+
+
 def _device_count() -> int:
     try:
         return jax.device_count()
@@ -163,7 +172,7 @@ def check_workdir(config: Config) -> None:
     except OSError as error:
         raise _unwritable(config.workdir, error) from None
     new = dict(leaves(config))
-    if path.exists() and (path.parent / "checkpoints").exists():
+    if path.exists() and directory_of(config.workdir, config.checkpoint).exists():
         try:
             before = load(str(path))
         except ConfigError as error:

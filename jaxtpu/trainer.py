@@ -1,5 +1,6 @@
 """A run, from a configuration to its results: set up, resume, train, sum up."""
 
+import contextlib
 import itertools
 import json
 import math
@@ -11,7 +12,9 @@ from typing import Any
 import jax
 from rich.console import Console
 
+from jaxtpu.begin import new_state, restored_state
 from jaxtpu.checkpoint import Checkpoints
+from jaxtpu.checkpoint.hook import SaveHook
 from jaxtpu.config import Config, to_steps
 from jaxtpu.data.entropy import byte_entropies
 from jaxtpu.data.image_loader import ImageLoader
@@ -25,11 +28,14 @@ from jaxtpu.observe.log import LogHook, Rates
 from jaxtpu.observe.memory import peak_memory
 from jaxtpu.observe.profile import ProfileHook
 from jaxtpu.observe.tables import closing_rows, peak_flops, startup_rows
+from jaxtpu.observe.watchdog import Watchdog
 from jaxtpu.observe.writer import MetricWriter
 from jaxtpu.plan.oom import OutOfMemoryError, explain_run, naming
+from jaxtpu.processes import Agreement, check_same, primary
 from jaxtpu.setup import (
     Setup,
     check_workdir,
+    fingerprint,
     locked,
     set_up,
     train_loader,
@@ -61,12 +67,16 @@ def train(
     """
     if config.compile_cache:
         use_compile_cache(config.compile_cache)
+    check_same(fingerprint(config), config.watchdog.start)
     setup = set_up(config, given)
-    out = screen.make_console()
-    check_workdir(config)
-    with locked(config.workdir):
+    out = screen.make_console(primary())
+    with contextlib.ExitStack() as stack:
+        if primary():
+            check_workdir(setup.config)
+            stack.enter_context(locked(config.workdir))
+        watchdog = stack.enter_context(Watchdog(setup.config.watchdog))
         try:
-            return _train(setup, out, command, base)
+            return _train(setup, out, command, watchdog, base)
         except OutOfMemoryError:
             if setup.tokenizer is None:  # plans are made for models of text
                 raise
@@ -79,26 +89,31 @@ def train(
             raise
 
 
-def _train(setup: Setup, out: Console, command: str, base: Config | None) -> int:
+def _train(
+    setup: Setup, out: Console, command: str, watchdog: Watchdog, base: Config | None
+) -> int:
     config = setup.config
-    checkpoints = Checkpoints(config.workdir, config.checkpoint)
-    start = checkpoints.latest_step or 0
+    tell = lambda text: out.print(text, markup=False)  # noqa: E731
+    record = {"config": config.to_dict(), "seed": config.seed}
+    checkpoints = Checkpoints(config.workdir, config.checkpoint, record, tell)
+    with watchdog.phase("restore"):
+        start = checkpoints.newest_whole() or 0
     rows = startup_rows(config, setup.programs, setup.units, setup.stream, start, base)
     screen.table(out, "jaxtpu", rows)
     if start >= setup.units.steps:
         _say_finished(out, config, start, command)
         checkpoints.close()
         return EXIT_OK
-    state, position = _first_state(setup, checkpoints, start, out)
+    state, position = _first_state(setup, checkpoints, start, out, watchdog)
     write_config(config)
-    with screen.busy(out, "compiled the train step"), naming("the train step"):
+    compiling = screen.busy(out, "compiled the train step")
+    with compiling, watchdog.phase("compile"), naming("the train step"):
         train_step = setup.programs.train_step.lower(
             setup.programs.abstract_state, setup.programs.abstract_batch
         ).compile()
-    run = _Run(setup, checkpoints, start, out)
-    if jax.process_index() == 0:
-        run.writer.text("startup", "\n".join(f"{name}: {value}" for name, value in rows))
-        run.writer.text("config", json.dumps(config.to_dict(), indent=2))
+    run = _Run(setup, checkpoints, start, out, watchdog)
+    run.writer.text("startup", "\n".join(f"{name}: {value}" for name, value in rows))
+    run.writer.text("config", json.dumps(config.to_dict(), indent=2))
     with naming("training"):
         state, step, stopped_by = run.train(train_step, state, position)
     if stopped_by is not None:
@@ -109,15 +124,17 @@ def _train(setup: Setup, out: Console, command: str, base: Config | None) -> int
     return EXIT_OK
 
 
-def _first_state(setup: Setup, checkpoints: Checkpoints, start: int, out: Console):
+def _first_state(
+    setup: Setup, checkpoints: Checkpoints, start: int, out: Console, watchdog: Watchdog
+):
     """(state, data position): restored where there is a checkpoint, otherwise new."""
     if not start:
-        with screen.busy(out, "initialised"), naming("initialisation"):
-            state = jax.block_until_ready(setup.programs.init())
-        return state, Position(0, setup.config.seed)
-    with screen.busy(out, f"restored step {start}"), naming("restoring the checkpoint"):
-        state, position = checkpoints.restore(setup.programs.abstract_state)
-    return state, Position.from_json(position)
+        initialising = screen.busy(out, "initialised")
+        with initialising, watchdog.phase("compile"), naming("initialisation"):
+            return new_state(setup), Position(0, setup.config.seed)
+    restoring = screen.busy(out, f"restored step {start}")
+    with restoring, watchdog.phase("restore"), naming("restoring the checkpoint"):
+        return restored_state(setup, checkpoints, start)
 
 
 def _tokens_per_byte(stream: Any) -> float:
@@ -142,23 +159,32 @@ def _longer(command: str, config: Config, steps: int) -> str:
 class _Run:
     """The hooks of one process's part of a run, and what they share."""
 
-    def __init__(self, setup: Setup, checkpoints: Checkpoints, start: int, out: Console):
+    def __init__(
+        self,
+        setup: Setup,
+        checkpoints: Checkpoints,
+        start: int,
+        out: Console,
+        watchdog: Watchdog,
+    ):
         self.setup, self.checkpoints, self.start, self.out = setup, checkpoints, start, out
+        self.watchdog = watchdog
+        self.agreement = Agreement(setup.config.train.max_steps_in_flight + 2)
         self.config = setup.config
-        self.writer = MetricWriter(self.config.workdir, start)
+        self.writer = MetricWriter(self.config.workdir, start, primary())
         self.display = screen.StepDisplay(out, start, setup.units.steps)
         self.log: LogHook | None = None
         self.stop: StopRequest | None = None
         self.latest: dict[str, float] = {}
         self.position: Position | None = None
-        self.validation_loss: dict[int, float] = {}
+        self.ranked: dict[int, float | None] = {}
 
     def train(self, train_step: Any, state: Any, position: Position):
         """(state, steps done, the signal that stopped it or None)."""
         config = self.config
         loader = train_loader(self.setup, position)
         try:
-            with loader, StopRequest() as stop:
+            with loader, self.watchdog.phase("step"), StopRequest(self.agreement) as stop:
                 self.stop = stop
                 state, step = train_loop(
                     train_step,
@@ -173,11 +199,8 @@ class _Run:
                 )
         finally:
             self.display.close()
-            try:
-                self.checkpoints.wait()
-            finally:
-                self.checkpoints.close()
-                self.writer.close()
+            self.checkpoints.close()
+            self.writer.close()
         return state, step, stop.signal if step < self.setup.units.steps else None
 
     def _hooks(self, loader: TrainLoader | ImageLoader) -> list:
@@ -192,17 +215,20 @@ class _Run:
             lambda: loader.wait_seconds,
             self._log,
         )
-        hooks = [self._advance, self.log]
+        hooks = [lambda progress: self._advance(progress, loader), self.log]
         if self.setup.validation is not None:
             interval = steps("train.evaluate_every", train.evaluate_every)
             hooks.append(every(interval, self._evaluate))
         interval = steps("checkpoint.every", self.config.checkpoint.every)
-        hooks.append(every(interval, self._save, when_stopping=True))
+        minutes = self.config.checkpoint.every_minutes
+        note, save = self.display.note, self._save
+        hooks.append(SaveHook(self.checkpoints, interval, minutes, save, note, self.agreement))
         if profile_at := steps("train.profile_at", train.profile_at):
             hooks.append(ProfileHook(str(self.writer.tensorboard), profile_at, train.profile_steps))
         return hooks
 
-    def _advance(self, progress: Progress) -> None:
+    def _advance(self, progress: Progress, loader: TrainLoader | ImageLoader) -> None:
+        self.watchdog.beat(progress.step, loader.wait_seconds)
         self.display.advance(progress.step)
         self.position = progress.position
 
@@ -216,6 +242,8 @@ class _Run:
         self.latest |= values
         self.writer.scalars(step, values)
         self.display.show(step, values)
+        for line in self.watchdog.stragglers():
+            self.display.note(line)
         names = ("loss", "grad_norm")
         self._check_finite(step, {name: values[f"train/{name}"] for name in names})
 
@@ -235,10 +263,11 @@ class _Run:
     def _evaluate(self, progress: Progress) -> None:
         progress.drain()
         self.log.flush(progress)
-        with progress.clock.pause(), naming("evaluation"):
+        with progress.clock.pause(), self.watchdog.phase("evaluate"), naming("evaluation"):
             started = time.perf_counter()
             batches = validation_batches(self.setup)
-            stopped = lambda: bool(self.stop) and not progress.last  # noqa: E731
+            alone = self.agreement.alone  # others would go on without this process
+            stopped = lambda: alone and bool(self.stop) and not progress.last  # noqa: E731
             means = evaluate(
                 self.setup.programs.eval_step,
                 progress.state.evaluated(),
@@ -249,7 +278,7 @@ class _Run:
                 return  # a part of the split is no evaluation, and there is a state to save
             values = {f"validation/{name}": value for name, value in means.items()}
             self.latest |= values
-            self.validation_loss[progress.step] = means["loss"]
+            self.ranked[progress.step] = means.get(self.config.checkpoint.best_by)
             self.writer.scalars(progress.step, values)
             seconds = time.perf_counter() - started
             unit = count_name(means)
@@ -263,12 +292,13 @@ class _Run:
         progress.drain()
         self.log.flush(progress)
         self._check_finite(progress.step, jax.device_get(progress.metrics))
-        with progress.clock.pause(), naming("saving the checkpoint"):
+        saving = naming("saving the checkpoint")
+        with progress.clock.pause(), self.watchdog.phase("save"), saving:
             self.checkpoints.save(
                 progress.step,
                 progress.state,
                 progress.position.to_json(),
-                self.validation_loss.get(progress.step),
+                self.ranked.get(progress.step),
             )
 
     def close_with_table(self, train_step: Any, state: Any, command: str) -> None:

@@ -7,13 +7,13 @@ ROOT = pathlib.Path(__file__).parents[1]
 # Lowest first. A room may import those above it in this list.
 ROOMS = (
     "errors environment config hardware",  # floor 0
-    "paths precision mesh",  # 1
+    "paths precision mesh processes",  # 1
     "sharding kernels",  # 2
     "models data layerwise optimizer",  # 3
     "train checkpoint",  # 5
     "observe plan",  # 6
-    "setup generate trainer interface",  # 7
-    "cli",  # 8
+    "setup generate begin trainer interface",  # 7
+    "options cli",  # 8
 )
 ORDER = [room for floor in ROOMS for room in floor.split()]
 

@@ -5,7 +5,6 @@ import json
 import os
 import pathlib
 import re
-import shutil
 import signal
 import subprocess
 import sys
@@ -15,7 +14,7 @@ import numpy as np
 import pytest
 
 from jaxtpu import cli, trainer
-from jaxtpu.checkpoint import Checkpoints
+from jaxtpu.checkpoint import Checkpoints, hook, manifest
 from jaxtpu.config import CheckpointConfig
 from jaxtpu.observe.console import StepDisplay
 from jaxtpu.observe.writer import MetricWriter
@@ -172,27 +171,42 @@ def test_a_loss_that_is_not_a_number_stops_the_run(tmp_path, capsys):
     assert "learning_rate (now 1e+30)" in error
 
 
-def test_a_damaged_checkpoint_is_named_with_what_is_left(tmp_path, capsys):
+def test_of_a_damaged_checkpoint_the_one_before_is_taken(tmp_path, capsys):
     words = ("--config.train.steps=4", "--config.checkpoint.every=2")
     assert run(tmp_path, *words) == 0
     for path in (tmp_path / "checkpoints" / "4" / "data").iterdir():
         path.unlink()
-    assert run(tmp_path, "--config.train.steps=6") == 1
-    error = capsys.readouterr().err
-    assert error.startswith("error: could not restore the checkpoint of step 4")
-    assert f"delete {tmp_path / 'checkpoints' / '4'}" in error
-    shutil.rmtree(tmp_path / "checkpoints" / "4")
+    capsys.readouterr()
     assert run(tmp_path, "--config.train.steps=6") == 0
+    printed = capsys.readouterr().out
+    assert re.search(r"WARNING: the checkpoint of step 4 is damaged: data/\S+ is missing", printed)
+    assert "restored step 2" in printed
+    assert (tmp_path / "checkpoints" / "4.damaged").is_dir()
     assert list(losses(tmp_path)) == [1, 2, 3, 4, 5, 6]
 
 
-def test_a_full_disk_is_told_in_a_line(tmp_path, capsys, monkeypatch):
+def test_where_no_checkpoint_is_whole_the_run_does_not_begin_again(tmp_path, capsys):
+    assert run(tmp_path, "--config.train.steps=2") == 0
+    for path in (tmp_path / "checkpoints" / "2" / "data").iterdir():
+        path.unlink()
+    assert run(tmp_path, "--config.train.steps=6") == 1
+    error = capsys.readouterr().err
+    assert error.startswith("error: no checkpoint in ")
+    assert "those of steps 2 were saved" in error
+
+
+def test_a_run_whose_last_save_fails_ends_with_5_and_goes_on_before(tmp_path, capsys, monkeypatch):
     def full(*_arguments, **_keywords):
         raise OSError(errno.ENOSPC, "No space left on device", "there")
 
-    monkeypatch.setattr(Checkpoints, "save", full)
-    assert run(tmp_path, "--config.train.steps=2") == 1
-    assert capsys.readouterr().err == "error: No space left on device: there\n"
+    monkeypatch.setattr(manifest, "write_part", full)
+    monkeypatch.setattr(hook.time, "sleep", lambda _: None)
+    assert run(tmp_path, "--config.train.steps=4", "--config.checkpoint.every=2") == 5
+    told = capsys.readouterr()
+    assert "could not save the checkpoint of step 4" in told.err
+    assert "No space left on device" in told.err
+    assert "Training goes on; the next try is in 10 s" in told.out
+    assert list(losses(tmp_path)) == [1, 2, 3, 4]
 
 
 @pytest.mark.parametrize("damage", [b'{"step": 3, "train/lo', b"\xff\xfe\n", b"5\n", b"[]\n"])

@@ -12,6 +12,7 @@ from jaxtpu.config.schema import (
     PrecisionConfig,
     ShardingConfig,
     TrainConfig,
+    WatchdogConfig,
 )
 from jaxtpu.config.validate import finalize, mesh_sizes, run_units
 
@@ -27,6 +28,7 @@ __all__ = [
     "RunUnits",
     "ShardingConfig",
     "TrainConfig",
+    "WatchdogConfig",
     "finalize",
     "leaves",
     "load",

@@ -1,4 +1,5 @@
-"""The schema: every field of a configuration (`data` in data.py), documented once, with its unit.
+"""The schema: every field of a configuration (`data` in data.py, what is kept
+and watched in safety.py), documented once, with its unit.
 
 `run.py help config` prints this file's documentation. A field is read somewhere, or is not here.
 """
@@ -8,6 +9,7 @@ import dataclasses
 from jaxtpu.config.data import DataConfig
 from jaxtpu.config.duration import Duration
 from jaxtpu.config.remat import POLICIES, TENSORS
+from jaxtpu.config.safety import CheckpointConfig, WatchdogConfig
 from jaxtpu.config.section import Section, option, subsection
 from jaxtpu.config.text import MixtureConfig, TextConfig
 from jaxtpu.config.vision import ImagesConfig, VisionConfig
@@ -227,15 +229,6 @@ class TrainConfig(Section, path="train"):
 
 
 @dataclasses.dataclass
-class CheckpointConfig(Section, path="checkpoint"):
-    """When the state is saved, and what is kept."""
-
-    every: Duration = option("20%", "interval of saving; 0 for only at the end")
-    keep_last: int = option(2, "latest checkpoints kept", at_least=1)
-    keep_best: int = option(1, "checkpoints of lowest validation loss kept besides", at_least=0)
-
-
-@dataclasses.dataclass
 class PlanConfig(Section, path="plan"):
     """What `run.py plan` reckons with. It changes nothing in a run."""
 
@@ -292,4 +285,5 @@ class Config(Section):
     optimizer: OptimizerConfig = subsection(OptimizerConfig)
     train: TrainConfig = subsection(TrainConfig)
     checkpoint: CheckpointConfig = subsection(CheckpointConfig)
+    watchdog: WatchdogConfig = subsection(WatchdogConfig)
     plan: PlanConfig = subsection(PlanConfig)

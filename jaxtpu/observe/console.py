@@ -20,11 +20,18 @@ from rich.text import Text
 _PLAIN_WIDTH = 110
 
 
-def make_console() -> Console:
-    """Standard output; plain text of a fixed width where that is not a terminal."""
-    terminal = sys.stdout.isatty()
+def make_console(shown: bool = True) -> Console:
+    """Standard output; plain text of a fixed width where that is not a terminal.
+
+    Args:
+      shown: False for a process whose lines another one prints.
+    """
+    terminal = sys.stdout.isatty() and shown
     return Console(
-        width=None if terminal else _PLAIN_WIDTH, highlight=False, soft_wrap=not terminal
+        width=None if terminal else _PLAIN_WIDTH,
+        highlight=False,
+        soft_wrap=not terminal,
+        quiet=not shown,
     )
 
 

@@ -13,12 +13,16 @@ class MetricWriter:
       workdir: made where it does not exist.
       start: steps done before; lines of later steps, of a run that went further than its last
         checkpoint, are dropped, so that each step stands once.
+      writes: False for a process whose numbers another one writes: this one writes nothing.
     """
 
-    def __init__(self, workdir: str, start: int):
-        tf = import_tensorflow()
+    def __init__(self, workdir: str, start: int, writes: bool = True):
+        self._writes = writes
         self.path = pathlib.Path(workdir).expanduser() / "metrics.jsonl"
         self.tensorboard = self.path.parent / "tensorboard"
+        if not writes:
+            return
+        tf = import_tensorflow()
         kept = [line for line in _lines(self.path) if line["step"] <= start]
         partial = self.path.with_suffix(".partial")
         partial.write_text("".join(json.dumps(line) + "\n" for line in kept))
@@ -29,16 +33,22 @@ class MetricWriter:
 
     def scalars(self, step: int, values: dict[str, float]) -> None:
         """Values of one step; names with a slash are grouped by TensorBoard."""
+        if not self._writes:
+            return
         self._file.write(json.dumps({"step": step, **values}) + "\n")
         with self._events.as_default(step):
             for name, value in values.items():
                 self._tf.summary.scalar(name, value)
 
     def text(self, name: str, text: str) -> None:
+        if not self._writes:
+            return
         with self._events.as_default(0):
             self._tf.summary.text(name, f"```\n{text}\n```")
 
     def close(self) -> None:
+        if not self._writes:
+            return
         self._file.close()
         self._events.close()
 

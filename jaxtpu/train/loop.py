@@ -10,6 +10,7 @@ from typing import Any
 
 import jax
 
+from jaxtpu.processes import Agreement
 from jaxtpu.train.step import TrainState
 
 
@@ -56,12 +57,13 @@ class Progress:
     Attributes:
       step: steps dispatched.
       last: whether this is the final step of the run.
-      stopping: whether this process was asked to stop and ends after this step.
+      stopping: whether the run was asked to stop and ends after this step.
       state: state after `step` (being computed: touching its values waits for it).
       metrics: metrics of `step` (likewise).
       position: data position after the batch of `step`.
       clock: times of finished steps.
       drain: waits until every dispatched step is finished.
+      agreed: what all processes agreed to do after this step.
     """
 
     step: int
@@ -72,6 +74,7 @@ class Progress:
     position: Any
     clock: Clock
     drain: Callable[[], None]
+    agreed: frozenset[str] = frozenset()
 
 
 Hook = Callable[[Progress], None]
@@ -92,13 +95,15 @@ def every(interval: int, hook: Hook, *, when_stopping: bool = False) -> Hook:
 
 
 class StopRequest:
-    """SIGTERM or Ctrl-C as a wish that the loop grants after the current step.
+    """SIGTERM or Ctrl-C as a wish that the loop grants after the current step; where there are
+    several processes, after a step that all agree on, whichever of them was told.
 
     A second signal is not caught: it ends the process at once.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, agreement: Agreement | None = None) -> None:
         self.signal: signal.Signals | None = None
+        self.agreement = Agreement(0) if agreement is None else agreement
         self._previous: dict[int, Any] = {}
 
     def __bool__(self) -> bool:
@@ -109,8 +114,18 @@ class StopRequest:
             self._previous[number] = signal.signal(number, self._receive)
         return self
 
+    def due(self, step: int) -> frozenset[str]:
+        """What all processes do after this step; with `stop` in it, `signal` says why."""
+        agreed = self.agreement.due(step)
+        for what in agreed:
+            if what.startswith("stop:"):
+                self.signal = signal.Signals(int(what.removeprefix("stop:")))
+                return agreed | {"stop"}
+        return agreed
+
     def _receive(self, number: int, _frame) -> None:
         self.signal = signal.Signals(number)
+        self.agreement.want(f"stop:{int(number)}")
         self._restore()
 
     def _restore(self) -> None:
@@ -145,7 +160,7 @@ def train_loop(
       max_in_flight: steps dispatched ahead of the last one known to be finished. The bound keeps
         batches from piling up on the devices, and emulated devices from starving.
       hooks: called after each dispatch, in order.
-      stop: looked at after every step.
+      stop: looked at after every step, by all processes.
       clock: is told when a step is finished.
 
     Returns:
@@ -173,10 +188,11 @@ def train_loop(
         in_flight.append((step, metrics))
         if len(in_flight) > max_in_flight:
             finish_oldest()
-        last, stopping = step == steps, bool(stop)
+        agreed = stop.due(step)
+        last, stopping = step == steps, "stop" in agreed
         if last or stopping:
             drain()
-        progress = Progress(step, last, stopping, state, metrics, position, clock, drain)
+        progress = Progress(step, last, stopping, state, metrics, position, clock, drain, agreed)
         for hook in hooks:
             hook(progress)
         if stopping:
