@@ -13,7 +13,8 @@ from typing import Any
 
 import jax
 
-from jaxtpu.checkpoint.store import directory_of, versions
+from jaxtpu.checkpoint.folder import directory_of
+from jaxtpu.checkpoint.store import versions
 from jaxtpu.config import Config, RunUnits, finalize, leaves, load, run_units
 from jaxtpu.config.vision import VISION_MODELS
 from jaxtpu.data.image_loader import ImageLoader, image_evaluation_batches

@@ -4,7 +4,6 @@ import contextlib
 import itertools
 import json
 import math
-import shlex
 import time
 from collections.abc import Set
 from typing import Any
@@ -15,19 +14,17 @@ from rich.console import Console
 from jaxtpu.begin import new_state, restored_state
 from jaxtpu.checkpoint import Checkpoints
 from jaxtpu.checkpoint.hook import SaveHook
+from jaxtpu.closing import closing_table, longer_command, tokens_per_byte, write_sample
 from jaxtpu.config import Config, to_steps
-from jaxtpu.data.entropy import byte_entropies
 from jaxtpu.data.image_loader import ImageLoader
 from jaxtpu.data.loader import Position, TrainLoader
-from jaxtpu.data.streams import learns_answers, words_read
 from jaxtpu.errors import EXIT_OK, UserError
-from jaxtpu.generate import generate
 from jaxtpu.mesh import peak_memory_bytes
 from jaxtpu.observe import console as screen
 from jaxtpu.observe.log import LogHook, Rates
 from jaxtpu.observe.memory import peak_memory
 from jaxtpu.observe.profile import ProfileHook
-from jaxtpu.observe.tables import closing_rows, peak_flops, startup_rows
+from jaxtpu.observe.tables import peak_flops, startup_rows
 from jaxtpu.observe.watchdog import Watchdog
 from jaxtpu.observe.writer import MetricWriter
 from jaxtpu.plan.oom import OutOfMemoryError, explain_run, naming
@@ -46,9 +43,6 @@ from jaxtpu.setup import (
 from jaxtpu.train.evaluate import evaluate
 from jaxtpu.train.loop import Clock, Progress, StopRequest, every, train_loop
 from jaxtpu.train.task import count_name
-
-_SAMPLE_PROMPT = "def "
-_SAMPLE_TOKENS = 200
 
 
 def train(
@@ -116,11 +110,20 @@ def _train(
     run.writer.text("config", json.dumps(config.to_dict(), indent=2))
     with naming("training"):
         state, step, stopped_by = run.train(train_step, state, position)
+    longer = longer_command(command, config, setup.units.steps)
     if stopped_by is not None:
         out.print(f"Stopped by {stopped_by.name} after step {step}; everything is saved.")
         screen.commands(out, [("To resume", command)])
         return 128 + stopped_by
-    run.close_with_table(train_step, state, command)
+    places = [
+        ("checkpoints", f"{checkpoints.directory} (steps {checkpoints.kept})"),
+        ("TensorBoard", f"tensorboard --logdir={run.writer.tensorboard}"),
+        ("metrics", str(run.writer.path)),
+    ]
+    used = peak_memory(train_step, list(setup.programs.mesh.local_devices))
+    closing_table(out, setup, run.position, run.latest, used, places, longer)
+    if setup.tokenizer is not None:
+        write_sample(out, setup, state.params)
     return EXIT_OK
 
 
@@ -137,23 +140,9 @@ def _first_state(
         return restored_state(setup, checkpoints, start)
 
 
-def _tokens_per_byte(stream: Any) -> float:
-    """NaN where the text is not known, or only parts of it are learned."""
-    known = stream.num_bytes and not learns_answers(stream)
-    return stream.num_tokens / stream.num_bytes if known else math.nan
-
-
 def _say_finished(out: Console, config: Config, steps: int, command: str) -> None:
     out.print(f"\nThis run is finished: {steps} steps are done.")
-    screen.commands(out, [("To train longer", _longer(command, config, steps))])
-
-
-def _longer(command: str, config: Config, steps: int) -> str:
-    """The command that trains for twice as many steps."""
-    lengths = ("--config.train.steps=", "--config.train.epochs=")
-    words = [word for word in shlex.split(command) if not word.startswith(lengths)]
-    words += ["--config.train.epochs=None"] if config.train.epochs else []
-    return shlex.join([*words, f"--config.train.steps={2 * steps}"])
+    screen.commands(out, [("To train longer", longer_command(command, config, steps))])
 
 
 class _Run:
@@ -205,7 +194,7 @@ class _Run:
 
     def _hooks(self, loader: TrainLoader | ImageLoader) -> list:
         train, steps = self.config.train, self._steps
-        per_byte = _tokens_per_byte(self.setup.stream)
+        per_byte = tokens_per_byte(self.setup.stream)
         flops = self.setup.programs.model.flops_per_token
         rates = Rates(per_byte, flops, peak_flops(self.setup.programs.mesh))
         self.log = LogHook(
@@ -300,50 +289,3 @@ class _Run:
                 progress.position.to_json(),
                 self.ranked.get(progress.step),
             )
-
-    def close_with_table(self, train_step: Any, state: Any, command: str) -> None:
-        """Prints the closing table and a sample of what the model writes."""
-        setup, workdir = self.setup, self.config.workdir
-        is_bytes = hasattr(setup.validation, "tokens") and setup.tokenizer.name == "bytes"
-        is_bytes = is_bytes and not learns_answers(setup.validation)
-        validation = setup.stream if setup.validation is None else setup.validation
-        places = [
-            (
-                "examples",
-                words_read(
-                    setup.stream,
-                    self.position.taken,
-                    self.position.examples,
-                    self.config.data.sequence_length,
-                ),
-            ),
-            ("checkpoints", f"{self.checkpoints.directory} (steps {self.checkpoints.kept})"),
-            ("TensorBoard", f"tensorboard --logdir={self.writer.tensorboard}"),
-            ("metrics", str(self.writer.path)),
-        ]
-        rows = closing_rows(
-            self.latest,
-            byte_entropies(setup.validation) if is_bytes else None,
-            _tokens_per_byte(validation),
-            peak_memory(train_step, list(setup.programs.mesh.local_devices)),
-            places,
-        )
-        screen.table(self.out, f"{self.config.name}: {setup.units.steps} steps", rows)
-        folder = shlex.quote(workdir)
-        longer = ("To train longer", _longer(command, self.config, setup.units.steps))
-        if setup.tokenizer is None:
-            return screen.commands(self.out, [longer])
-        generation = f'python run.py generate --workdir={folder} --prompt="def "'
-        screen.commands(self.out, [longer, ("To generate", generation)])
-        room = self.config.data.sequence_length - len(_SAMPLE_PROMPT) - 1
-        if room > 0:
-            text = generate(
-                setup.programs,
-                state.params,
-                setup.tokenizer,
-                prompt=_SAMPLE_PROMPT,
-                max_tokens=min(_SAMPLE_TOKENS, room),
-                length=self.config.data.sequence_length,
-            )
-            self.out.print("\na sample:", style="bold")
-            self.out.print(screen.printable(text), markup=False)

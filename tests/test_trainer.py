@@ -13,7 +13,7 @@ import jax
 import numpy as np
 import pytest
 
-from jaxtpu import cli, trainer
+from jaxtpu import cli, closing, trainer
 from jaxtpu.checkpoint import Checkpoints, hook, manifest
 from jaxtpu.config import CheckpointConfig
 from jaxtpu.observe.console import StepDisplay
@@ -199,6 +199,13 @@ def test_a_run_whose_last_save_fails_ends_with_5_and_goes_on_before(tmp_path, ca
     def full(*_arguments, **_keywords):
         raise OSError(errno.ENOSPC, "No space left on device", "there")
 
+    attempt = hook.SaveHook._attempt
+
+    def attempt_to_the_end(self, progress):
+        attempt(self, progress)
+        assert self._checkpoints.idle_within(60)
+
+    monkeypatch.setattr(hook.SaveHook, "_attempt", attempt_to_the_end)
     monkeypatch.setattr(manifest, "write_part", full)
     monkeypatch.setattr(hook.time, "sleep", lambda _: None)
     assert run(tmp_path, "--config.train.steps=4", "--config.checkpoint.every=2") == 5
@@ -299,7 +306,7 @@ def test_out_of_memory_is_told_with_the_program_and_without_a_traceback(
     def fail(*_, **__):
         raise jax.errors.JaxRuntimeError(OOM if program else "INTERNAL: something else")
 
-    monkeypatch.setattr(trainer, where, fail)
+    monkeypatch.setattr(closing if where == "generate" else trainer, where, fail)
     if program is None:  # another fault is not called a lack of memory
         with pytest.raises(jax.errors.JaxRuntimeError):
             run(tmp_path, "--config.train.steps=2")

@@ -33,7 +33,15 @@ class Watchdog:
     """
 
     def __init__(self, config: WatchdogConfig, stop: Callable[[int], None] = os._exit):
-        self._config, self._stop = config, stop
+        self._seconds = {
+            "start": config.start,
+            "compile": config.compile,
+            "restore": config.restore,
+            "step": config.step,
+            "evaluate": config.evaluate,
+            "save": config.save,
+        }
+        self._straggler, self._stop = config.straggler, stop
         self._phases: list[tuple[str, float]] = []  # name, seconds; the innermost last
         self._since, self._step, self._waited = time.monotonic(), 0, 0.0
         self._reports: dict[int, tuple[dict, float]] = {}  # and when it was new
@@ -54,7 +62,7 @@ class Watchdog:
     def phase(self, name: str):
         """What is done inside has the deadline `watchdog.<name>`; the clock of what is around it
         starts anew afterwards."""
-        self._phases.append((name, getattr(self._config, name)))
+        self._phases.append((name, self._seconds[name]))
         self._since = time.monotonic()
         try:
             yield
@@ -129,12 +137,12 @@ class Watchdog:
         """Processes that have waited for their input `watchdog.straggler` times as long as the
         median, and over a second, in three calls one after the other."""
         waits = {process: report["waited"] for process, (report, _) in self._reports.items()}
-        if len(waits) < 2 or not self._config.straggler:
+        if len(waits) < 2 or not self._straggler:
             return []
         median = statistics.median_low(waits.values())
         named = []
         for process, waited in waits.items():
-            slow = waited > max(1.0, self._config.straggler * median)
+            slow = waited > max(1.0, self._straggler * median)
             self._slow[process] = self._slow.get(process, 0) + 1 if slow else 0
             if self._slow[process] == 3:
                 named.append(
