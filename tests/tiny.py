@@ -23,13 +23,17 @@ def tiny_config(**sections) -> Config:
     return config
 
 
-def programs_on(sizes: dict[str, int], devices: int = 8, **sections) -> Programs:
-    """Programs of the tiny model on a mesh of `devices` emulated devices."""
+def programs_on(
+    sizes: dict[str, int], devices: int = 8, vocabulary: int = VOCABULARY, with_config=False,
+    **sections,
+) -> Programs:  # fmt: skip
+    """Programs of the tiny model on a mesh of `devices` emulated devices; also its config."""
     config = tiny_config(**sections)
     config.mesh.update({"data": 1, "fsdp": 1} | sizes)
-    sizes = finalize(config, devices, VOCABULARY)
+    sizes = finalize(config, devices, vocabulary)
     mesh = make_mesh(sizes, jax.devices()[:devices])
-    return build_programs(config, mesh, run_units(config, examples=1000))
+    programs = build_programs(config, mesh, run_units(config, examples=1000))
+    return (programs, config) if with_config else programs
 
 
 def fixed_batch(seed: int = 0, padding: bool = True) -> dict[str, np.ndarray]:
