@@ -9,14 +9,15 @@ from jaxtpu.checkpoint.structure import check_structure, structure_of
 from jaxtpu.config import CheckpointConfig
 from jaxtpu.data.loader import Position
 from jaxtpu.errors import ConfigError
+from jaxtpu.interop.read import initial_state
 from jaxtpu.paths import flatten, map_with_path, matcher
 from jaxtpu.setup import Setup
 
 
 def new_state(setup: Setup) -> Any:
-    """The state before the first step: of the seed alone, or with the parameters of
+    """The state before the first step: of the seed alone, of `weights`, or with the parameters of
     `checkpoint.init_from` that `checkpoint.init_params` names."""
-    state = jax.block_until_ready(setup.programs.init())
+    state = jax.block_until_ready(initial_state(setup.config, setup.programs))
     if not setup.config.checkpoint.init_from:
         return state
     return with_loaded(setup, state)

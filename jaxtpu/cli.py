@@ -12,42 +12,7 @@ from jaxtpu.config import Config, load, split_arguments
 from jaxtpu.config.help import config_help
 from jaxtpu.errors import EXIT_CRASH, EXIT_OK, ConfigError, UserError, nearest
 from jaxtpu.options import meant_as_config, parse
-
-_USAGE = """\
-jaxtpu: trains large models on TPU slices with little memory per core.
-
-  python run.py --config=FILE [--config.FIELD=VALUE ...] [--workdir=DIR]
-      Train, or resume the run in DIR (default: runs/<name of the config>).
-      FILE is a Python file with get_config(), FILE:ARG passes it an argument,
-      or the config.json that a run left behind.
-      Where there are several processes, all run the same command: those of a Cloud TPU slice,
-      GKE and SLURM find each other; by hand, each adds
-      --coordinator=HOST:PORT --processes=N --process_id=I.
-  python run.py checkpoints --workdir=DIR [--verify] [--prune]
-      List what a run has saved; read and verify all of it; delete what is damaged or not kept.
-  python run.py plan --config=FILE --slice=SLICE[,SLICE ...] [--hbm_gib=N] [--tokens=N]
-                     [--open=FIELD,...] [--compiles=N]
-      What fits on a slice, how fast it runs and what it costs, decided by the TPU compiler
-      with no TPU: --slice=v3-8, v3-32, v5e-16, 2xv3-32, ... Mesh, remat, attention and
-      microbatches are tried, but for what FILE or the command line sets; --open=mesh tries
-      others all the same. --hbm_gib is the budget of a device, --tokens the length of the
-      training to price. Writes plans/<name>/.
-  python run.py plan --validate
-      Predicted speeds beside published measurements, and the time model's constants.
-  python run.py plan --update-goldens
-      Compile the recorded train steps again and record what changed.
-  python run.py generate --workdir=DIR [--prompt=TEXT] [--tokens=N] [--temperature=T] [--seed=N]
-      Write text with the latest checkpoint of a run.
-  python run.py tokenizer --config=FILE --vocab_size=N --to=DIR
-      Train a byte-level BPE tokenizer on the training split, for data.tokenizer=hf:DIR.
-  python run.py help [config]
-      This text; with `config`, every field of a configuration.
-
-Without an accelerator, CPU devices are emulated (mesh.emulate, 8 by default).
-Exit codes: 0 done, 1 failed, 2 wrong configuration or command line,
-3 no plan fits, 4 the watchdog ended a process that waited too long (start it again),
-5 the last checkpoint could not be saved, 130 or 143 stopped by Ctrl-C or SIGTERM after saving.
-"""
+from jaxtpu.usage import USAGE
 
 # Of the machine, not of this project: told in a line.
 _MACHINE_FAULTS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.EIO,
@@ -100,8 +65,8 @@ def _train(arguments: list[str]) -> int:
         raise ConfigError(
             "--config", "", "is missing.", "For example: --config=configs/quickstart.py"
         )
-    config = load(spec, overrides)
-    base = load(spec) if any(name.startswith("model.") for name, _ in overrides) else None
+    config = _load(spec, overrides)
+    base = _load(spec, []) if any(name.startswith("model.") for name, _ in overrides) else None
     if options["workdir"] is not None:
         config.workdir = options["workdir"]
     _check_workdir(config.workdir)
@@ -121,6 +86,16 @@ def _checkpoints(arguments: list[str]) -> int:
     from jaxtpu.checkpoint.command import show
 
     return show(config, "--verify" in flags, "--prune" in flags)
+
+
+def _load(spec: str, overrides: list[tuple[str, str]]) -> Config:
+    """The configuration, with what the weights that it starts from say of the model."""
+    config = load(spec, overrides)
+    if config.weights:
+        from jaxtpu.interop.folder import adopt_weights
+
+        adopt_weights(config)
+    return config
 
 
 def _check_workdir(workdir: str) -> None:
@@ -167,6 +142,34 @@ def _generate(arguments: list[str]) -> int:
     return EXIT_OK
 
 
+def _import(arguments: list[str]) -> int:
+    spec, overrides, rest = split_arguments(arguments)
+    options = parse(rest, {"--from": str, "--workdir": str})
+    if not options["from"]:
+        raise ConfigError("--from", "", "is missing.", "For example: --from=models/llama")
+    from jaxtpu.interop.folder import config_for
+
+    config = config_for(options["from"], load(spec, overrides) if spec else None, overrides)
+    config.workdir = config.workdir if options["workdir"] is None else options["workdir"]
+    _check_workdir(config.workdir)
+    environment.prepare(config.mesh.emulate)
+    from jaxtpu.convert import import_run
+
+    return import_run(config, options["from"])
+
+
+def _export(arguments: list[str]) -> int:
+    options = parse(arguments, {"--workdir": str, "--to": str, "--dtype": str})
+    config = _config_of_run(options["workdir"])
+    if not options["to"]:
+        raise ConfigError("--to", "", "is missing.", "For example: --to=exported")
+    _check_folder("--to", options["to"], "For example: --to=exported")
+    environment.prepare(config.mesh.emulate)
+    from jaxtpu.convert import export_run
+
+    return export_run(config, options["to"], options["dtype"])
+
+
 def _tokenizer(arguments: list[str]) -> int:
     spec, overrides, rest = split_arguments(arguments)
     options = parse(rest, {"--vocab_size": int, "--to": str})
@@ -210,7 +213,7 @@ def _plan(arguments: list[str]) -> int:
     for name in ("hbm_gib", "tokens", "compiles"):
         if options[name] is not None and not options[name] > 0:
             raise ConfigError(f"--{name}", options[name], "must be positive.", "Leave it out.")
-    config = load(spec, overrides)
+    config = _load(spec, overrides)
     written = f"plans/{config.name}"
     _check_folder("run.py plan", written, "Run it where you may write, or set --config.name.")
     from jaxtpu.plan.command import plan
@@ -255,7 +258,7 @@ def _config_of_run(workdir: str | None) -> Config:
 def _help(arguments: list[str]) -> int:
     if arguments not in ([], ["config"]):
         raise ConfigError("run.py help", " ".join(arguments), "is not a topic.", "Use config.")
-    print(config_help() if arguments else _USAGE, end="")
+    print(config_help() if arguments else USAGE, end="")
     return EXIT_OK
 
 
@@ -264,6 +267,8 @@ _VERBS: dict[str, Callable[[list[str]], int]] = {
     "plan": _plan,
     "checkpoints": _checkpoints,
     "generate": _generate,
+    "import": _import,
+    "export": _export,
     "tokenizer": _tokenizer,
     "help": _help,
 }

@@ -91,14 +91,15 @@ def _train(
     record = {"config": config.to_dict(), "seed": config.seed}
     checkpoints = Checkpoints(config.workdir, config.checkpoint, record, tell)
     with watchdog.phase("restore"):
-        start = checkpoints.newest_whole() or 0
+        saved = checkpoints.newest_whole()
+    start = saved or 0
     rows = startup_rows(config, setup.programs, setup.units, setup.stream, start, base)
     screen.table(out, "jaxtpu", rows)
     if start >= setup.units.steps:
         _say_finished(out, config, start, command)
         checkpoints.close()
         return EXIT_OK
-    state, position = _first_state(setup, checkpoints, start, out, watchdog)
+    state, position = _first_state(setup, checkpoints, saved, out, watchdog)
     write_config(config)
     compiling = screen.busy(out, "compiled the train step")
     with compiling, watchdog.phase("compile"), naming("the train step"):
@@ -128,16 +129,16 @@ def _train(
 
 
 def _first_state(
-    setup: Setup, checkpoints: Checkpoints, start: int, out: Console, watchdog: Watchdog
+    setup: Setup, checkpoints: Checkpoints, saved: int | None, out: Console, watchdog: Watchdog
 ):
     """(state, data position): restored where there is a checkpoint, otherwise new."""
-    if not start:
+    if saved is None:
         initialising = screen.busy(out, "initialised")
         with initialising, watchdog.phase("compile"), naming("initialisation"):
             return new_state(setup), Position(0, setup.config.seed)
-    restoring = screen.busy(out, f"restored step {start}")
+    restoring = screen.busy(out, f"restored step {saved}")
     with restoring, watchdog.phase("restore"), naming("restoring the checkpoint"):
-        return restored_state(setup, checkpoints, start)
+        return restored_state(setup, checkpoints, saved)
 
 
 def _say_finished(out: Console, config: Config, steps: int, command: str) -> None:

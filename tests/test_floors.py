@@ -13,7 +13,7 @@ ROOMS = (
     "train checkpoint",  # 5
     "observe plan",  # 6
     "interop setup generate begin closing convert trainer interface",  # 7
-    "options cli",  # 8
+    "options usage cli",  # 8
 )
 ORDER = [room for floor in ROOMS for room in floor.split()]
 

@@ -58,13 +58,13 @@ class Folder:
         Raises:
           UserError: checkpoints were saved, and none is whole.
         """
-        found = self._find_whole(set_aside) if primary() else (0, "")
+        found = self._find_whole(set_aside) if primary() else (None, "")
         step, problem = agree("newest whole checkpoint", found)
         if problem:
             raise UserError(problem)
-        return step or None
+        return step
 
-    def _find_whole(self, set_aside: bool) -> tuple[int, str]:
+    def _find_whole(self, set_aside: bool) -> tuple[int | None, str]:
         if set_aside:
             self.remove_leftovers()
         for step in reversed(self._all()):
@@ -75,12 +75,12 @@ class Folder:
             done = f"; it is now {rename_aside(path).name}" if set_aside else ""
             self.tell(f"WARNING: the checkpoint of step {step} is damaged: {_listed(found)}{done}.")
         if saved := self._saved():
-            return 0, (
+            return None, (
                 f"no checkpoint in {self.directory} is whole, though those of steps "
                 f"{', '.join(map(str, saved))} were saved. To begin again from step 0, choose "
                 "another --workdir, or delete that folder."
             )
-        return 0, ""
+        return None, ""
 
     def _saved(self) -> list[int]:
         """The steps that were ever saved to the end and not deleted since: from the log."""

@@ -110,6 +110,18 @@ def leaves(section: Section) -> list[tuple[str, Any]]:
     return found
 
 
+def apply_overrides(config: Config, overrides: list[tuple[str, str]]) -> None:
+    """Sets fields to what the command line says; see `load`."""
+    lists: dict[str, tuple] = {}
+    for name, text in overrides:
+        section, field = _find(config, name, text)
+        section.update({field: _parse(text, section.types()[field])})
+        value = getattr(section, field)
+        if isinstance(value, tuple):
+            lists[name] = lists.get(name, ()) + value
+            setattr(section, field, lists[name])
+
+
 def load(spec: str, overrides: list[tuple[str, str]] = ()) -> Config:
     """The configuration that a file gives, with `overrides` applied, checked field by field.
 
@@ -128,14 +140,7 @@ def load(spec: str, overrides: list[tuple[str, str]] = ()) -> Config:
         config.update(_read_json(path))
     else:
         config = _call_get_config(path, argument)
-    lists: dict[str, tuple] = {}
-    for name, text in overrides:
-        section, field = _find(config, name, text)
-        section.update({field: _parse(text, section.types()[field])})
-        value = getattr(section, field)
-        if isinstance(value, tuple):
-            lists[name] = lists.get(name, ()) + value
-            setattr(section, field, lists[name])
+    apply_overrides(config, overrides)
     if config.mesh.auto:  # what only the file sets of a mesh is left to the plan
         given, defaults = {name for name, _ in overrides}, MeshConfig()
         open_axes = [axis for axis in MESH_AXES if f"mesh.{axis}" not in given]

@@ -276,6 +276,9 @@ class Config(Section):
         "~/.cache/jaxtpu/compiled", "folder of compiled programs, so that the next start is quick; "
         "empty for none",
     )  # fmt: skip
+    weights: str = option(
+        "", "folder of a Hugging Face model to start from; it sets model.* and the tokenizer"
+    )
     model: ModelConfig = subsection(ModelConfig)
     mesh: MeshConfig = subsection(MeshConfig)
     sharding: ShardingConfig = subsection(ShardingConfig)

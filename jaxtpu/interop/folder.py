@@ -5,7 +5,9 @@ import pathlib
 import shutil
 from typing import Any
 
-from jaxtpu.config import ModelConfig
+from jaxtpu.config import Config, ModelConfig
+from jaxtpu.config.data import DataConfig
+from jaxtpu.config.load import apply_overrides
 from jaxtpu.errors import ConfigError
 from jaxtpu.interop.families import Family, family_of, flat_fields
 from jaxtpu.interop.safetensors_file import SafetensorsFile
@@ -94,10 +96,6 @@ class HuggingFaceFolder:
             )  # fmt: skip
         return [SafetensorsFile(self.path / name) for name in names]
 
-    def copy_tokenizer(self, to: pathlib.Path) -> bool:
-        """Copies the tokenizer's files; whether there is one that data.tokenizer=hf: can read."""
-        return copy_tokenizer(self.path, to)
-
 
 def copy_tokenizer(folder: pathlib.Path, to: pathlib.Path) -> bool:
     """Copies a tokenizer's files, byte for byte; whether there is a tokenizer.json among them."""
@@ -106,3 +104,39 @@ def copy_tokenizer(folder: pathlib.Path, to: pathlib.Path) -> bool:
         if (folder / name).is_file():
             shutil.copyfile(folder / name, to / name)
     return (to / "tokenizer.json").is_file()
+
+
+def adopt_weights(config: Config) -> None:
+    """Sets what the folder of `config.weights` says: the fields of the model, and the tokenizer
+    where none is set. A run that goes on from a checkpoint has both, and may lack the folder.
+
+    Raises:
+      ConfigError: it is no folder of a supported model, or a field was set to something else.
+    """
+    folder = pathlib.Path(config.weights).expanduser()
+    if not folder.exists() and (pathlib.Path(config.workdir).expanduser() / "checkpoints").exists():
+        return
+    HuggingFaceFolder(config.weights, "weights").adopt(config.model)
+    if config.data.tokenizer == DataConfig().tokenizer and (folder / "tokenizer.json").is_file():
+        config.data.tokenizer = f"hf:{config.weights}"
+
+
+def config_for(folder: str, config: Config | None, overrides: list[tuple[str, str]]) -> Config:
+    """The configuration of a run that starts from `folder`.
+
+    Args:
+      config: with `overrides` in it; None for one of defaults, to which they are applied.
+
+    Raises:
+      ConfigError: as `HuggingFaceFolder` and `adopt`; or the model cannot have such sequences.
+    """
+    opened = HuggingFaceFolder(folder)
+    if config is None:
+        config = Config()
+        config.name = opened.path.resolve().name
+        config.workdir, config.train.steps = f"runs/{config.name}", 1000
+        most = opened.model_fields()["text.max_position_embeddings"]
+        config.data.sequence_length = min(config.data.sequence_length, most)
+        apply_overrides(config, overrides)
+    opened.adopt(config.model)
+    return config

@@ -7,15 +7,20 @@ from typing import Any
 import jax
 import numpy as np
 
+from jaxtpu.config import Config, ModelConfig
 from jaxtpu.errors import ConfigError
 from jaxtpu.interop.folder import HuggingFaceFolder
 from jaxtpu.interop.safetensors_file import SafetensorsFile
 from jaxtpu.interop.tensors import Tensor, base_prefix, tensors
 from jaxtpu.models import Model
 from jaxtpu.paths import flatten, map_with_path
+from jaxtpu.train.programs import Programs
+from jaxtpu.train.step import TrainState
 
 
-def true_shape(model_config, path: str, axes: tuple[str | None, ...], shape) -> tuple[int, ...]:
+def true_shape(
+    model_config: ModelConfig, path: str, axes: tuple[str | None, ...], shape
+) -> tuple[int, ...]:
     """The shape of a parameter without what only fills it up."""
     most = {"vocab": model_config.vocab_size}
     if "/shared/" not in path:
@@ -48,11 +53,12 @@ class Weights:
             file.forget()
 
 
-def read_params(folder: HuggingFaceFolder, config: Any, model: Model, shardings: Any) -> Any:
+def read_params(
+    folder: HuggingFaceFolder, config: ModelConfig, model: Model, shardings: Any
+) -> Any:
     """The parameters of `model`, divided as `shardings` say, from the files of `folder`.
 
     Args:
-      config: `ModelConfig`.
       shardings: tree of the parameters' shardings.
 
     Raises:
@@ -124,3 +130,16 @@ class _Source:
     def _copy(out: np.ndarray, view: np.ndarray, held, filled) -> None:
         if all(s.stop > s.start for s in held):
             out[filled] = view[held]
+
+
+def initial_state(config: Config, programs: Programs, field: str = "weights") -> TrainState:
+    """The state before the first step: from `config.weights`, or from the seed without those.
+
+    Args:
+      field: whose value the folder is, for errors.
+    """
+    if not config.weights:
+        return programs.init()
+    folder = HuggingFaceFolder(config.weights, field)
+    shardings = jax.tree.map(lambda leaf: leaf.sharding, programs.abstract_state.params)
+    return programs.init_from(read_params(folder, config.model, programs.model, shardings))

@@ -39,6 +39,7 @@ class Programs:
       rules: sharding rules on the mesh.
       model: the model without parameters.
       init: () -> state, created already divided.
+      init_from: parameters, which are donated -> state.
       train_step: (state, batch) -> (state, metrics); the state is donated.
       eval_step: (`state.evaluated()`, batch) -> sums over real tokens.
       abstract_state: `TrainState` of `jax.ShapeDtypeStruct`s with shardings.
@@ -50,6 +51,7 @@ class Programs:
     rules: Rules
     model: Model
     init: Any
+    init_from: Any
     train_step: Any
     eval_step: Any
     abstract_state: TrainState
@@ -118,7 +120,7 @@ def jitted(
 
     Args:
       shardings: of the parameters.
-      init: () -> `TrainState`; step: (state, batch) -> (state, metrics).
+      init: () or (parameters) -> `TrainState`; step: (state, batch) -> (state, metrics).
       eval_sums: (params, batch) -> sums; for a model with a state of its own, that is the third.
       abstract_batch: with shardings; None where batches of several shapes bring theirs.
     """
@@ -137,6 +139,13 @@ def jitted(
         rules=rules,
         model=model,
         init=jax.jit(init, out_shardings=state_shardings, compiler_options=options),
+        init_from=jax.jit(
+            init,
+            in_shardings=(shardings,),
+            out_shardings=state_shardings,
+            donate_argnums=0,
+            compiler_options=options,
+        ),
         train_step=jax.jit(
             step,
             in_shardings=(state_shardings, batch_shardings),

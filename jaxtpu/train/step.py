@@ -39,14 +39,15 @@ class TrainState:
 
 
 def make_init(model: Model, optimizer: Optimizer, seed: int, average: bool = False):
-    """() -> the state before the first step. The seed alone decides it, whatever the mesh.
+    """() -> the state before the first step: the seed alone decides it, whatever the mesh. Or
+    (parameters) -> that state with those.
 
     Args:
       average: whether a running average of the parameters is kept.
     """
 
-    def init() -> TrainState:
-        params = model.init(jax.random.key(seed))
+    def init(params: Any = None) -> TrainState:
+        params = model.init(jax.random.key(seed)) if params is None else params
         kept = jax.tree.map(lambda p: p.astype(jnp.float32), params) if average else None
         state = model.init_state()
         return TrainState(jnp.zeros((), jnp.int32), params, optimizer.init(params), state, kept)
