@@ -14,7 +14,7 @@ from jaxtpu.mesh import make_mesh
 from jaxtpu.plan.compiler import CompileRequest, compile_all, read_hlo
 from jaxtpu.plan.hlo import parse_hlo
 from jaxtpu.sharding import make_rules
-from jaxtpu.train.step import PerToken
+from jaxtpu.train.task import PerToken
 from tests.tiny import VOCABULARY, tiny_config
 
 OPTIONS = {"label_smoothing": 0.1, "z_loss": 1e-2}
