@@ -142,6 +142,15 @@ def _generate(arguments: list[str]) -> int:
     return EXIT_OK
 
 
+def _evaluate(arguments: list[str]) -> int:
+    options = parse(arguments, {"--workdir": str, "--split": str, "--task": str})
+    config = _config_of_run(options["workdir"])
+    environment.prepare(config.mesh.emulate)
+    from jaxtpu.evaluation import evaluate_run
+
+    return evaluate_run(config, options["split"], options["task"])
+
+
 def _import(arguments: list[str]) -> int:
     spec, overrides, rest = split_arguments(arguments)
     options = parse(rest, {"--from": str, "--workdir": str})
@@ -267,6 +276,7 @@ _VERBS: dict[str, Callable[[list[str]], int]] = {
     "plan": _plan,
     "checkpoints": _checkpoints,
     "generate": _generate,
+    "evaluate": _evaluate,
     "import": _import,
     "export": _export,
     "tokenizer": _tokenizer,

@@ -25,6 +25,10 @@ jaxtpu: trains large models on TPU slices with little memory per core.
       Compile the recorded train steps again and record what changed.
   python run.py generate --workdir=DIR [--prompt=TEXT] [--tokens=N] [--temperature=T] [--seed=N]
       Write text with the latest checkpoint of a run.
+  python run.py evaluate --workdir=DIR [--split=SPLIT] [--task=FILE.jsonl]
+      Loss, perplexity, bits per byte, accuracy and top-5 of the latest checkpoint on a split, of
+      each source of a mixture; or the accuracy on questions of multiple choice, by likelihood.
+      Adds a line to DIR/evaluations.jsonl.
   python run.py import --from=DIR [--config=FILE] [--config.FIELD=VALUE ...] [--workdir=DIR]
       Make a run of a Hugging Face model: config.json, *.safetensors and tokenizer files in DIR.
       model.* is taken from there; what FILE or the command line sets of it must agree.

@@ -39,6 +39,21 @@ class SavedRun(Folder):
         check_structure(self.params_structure(step), structure_of(abstract_params), where)
         return self._read(step, {"params": abstract_params})["params"]
 
+    def restore_evaluated(self, abstract_state: Any, step: int) -> Any:
+        """What `TrainState.evaluated` gives, without the rest of the state."""
+        parts = {"model_state": abstract_state.model_state, "average": abstract_state.average}
+        wanted = {name: part for name, part in parts.items() if part is not None}
+        if "average" not in wanted:
+            wanted["params"] = abstract_state.params
+        everything = self._structure(step)
+        prefixes = tuple(f"{name}/" for name in wanted)
+        found = {path: leaf for path, leaf in everything.items() if path.startswith(prefixes)}
+        where = f"the checkpoint of step {step} in {self.directory}"
+        check_structure(found, structure_of(wanted), where)
+        read = self._read(step, wanted)
+        empty = {"params": None} | dict.fromkeys(parts)
+        return abstract_state.replace(**(empty | read)).evaluated()
+
     def restore_some(self, abstract: dict[str, Any], step: int) -> dict[str, Any]:
         """Some parameters, by path."""
         nested: dict[str, Any] = {}

@@ -270,7 +270,7 @@ class Config(Section):
         0, "tokens of a device whose logits are held at a time; 0: 256 MiB of them", at_least=0
     )
     metrics: tuple[str, ...] = option(
-        (), "metrics besides the loss, in training and evaluation", choices=("accuracy",)
+        (), "metrics besides the loss, in training and evaluation", choices=("accuracy", "top_5")
     )
     compile_cache: str = option(
         "~/.cache/jaxtpu/compiled", "folder of compiled programs, so that the next start is quick; "

@@ -25,8 +25,17 @@ def _accuracy(logits: jax.Array, targets: jax.Array) -> jax.Array:
     return jnp.argmax(logits, axis=-1) == targets
 
 
+def _top_5(logits: jax.Array, targets: jax.Array) -> jax.Array:
+    """Whether the target is among the five likeliest."""
+    ids_V = jnp.arange(logits.shape[-1])
+    if targets.ndim == logits.ndim:
+        targets = jnp.argmax(targets, axis=-1)
+    own = jnp.max(jnp.where(ids_V == targets[..., None], logits, -jnp.inf), axis=-1, keepdims=True)
+    return jnp.sum(logits > own, axis=-1) < 5
+
+
 LOSSES = {"cross_entropy": cross_entropy}
-METRICS = {"accuracy": _accuracy}
+METRICS = {"accuracy": _accuracy, "top_5": _top_5}
 
 
 @dataclasses.dataclass(frozen=True)
