@@ -1,5 +1,6 @@
 """`run.py plan`, as a user runs it."""
 
+import functools
 import json
 import os
 import pathlib
@@ -78,7 +79,8 @@ class TestCompiled:
 @pytest.mark.skipif(not pathlib.Path("/proc/self/task").is_dir(), reason="no /proc")
 def test_ctrl_c_stops_the_workers(tmp_path):
     home = {**os.environ, "HOME": str(tmp_path)}  # nothing is cached there
-    process = start(tmp_path, f"--config={TINY}", "--slice=v3-8", env=home)
+    heard = functools.partial(signal.signal, signal.SIGINT, signal.SIG_DFL)  # also in a background
+    process = start(tmp_path, f"--config={TINY}", "--slice=v3-8", env=home, preexec_fn=heard)
     while "compiling" not in process.stdout.readline():
         assert process.poll() is None
     deadline = time.monotonic() + 60
