@@ -3,6 +3,7 @@
 import contextlib
 import io
 import os
+import sys
 from collections.abc import Iterator
 from types import ModuleType
 
@@ -19,7 +20,8 @@ def import_tensorflow() -> ModuleType:
     if level != "0":
         os.environ["TF_CPP_MIN_LOG_LEVEL"] = "3"
     try:
-        import tensorflow as tf
+        with _keras_left_for_later():
+            import tensorflow as tf
     finally:
         if level is None:
             os.environ.pop("TF_CPP_MIN_LOG_LEVEL", None)
@@ -28,6 +30,23 @@ def import_tensorflow() -> ModuleType:
     for kind in ("GPU", "TPU"):
         tf.config.set_visible_devices([], kind)
     return tf
+
+
+@contextlib.contextmanager
+def _keras_left_for_later() -> Iterator[None]:
+    """TensorFlow imports Keras at once, which takes as long as itself; who uses `tf.keras` can.
+
+    It asks for one module only, and takes an `ImportError` for an installation without Keras.
+    """
+    eager = "keras.src.optimizers"
+    if eager in sys.modules:
+        yield
+        return
+    sys.modules[eager] = None
+    try:
+        yield
+    finally:
+        sys.modules.pop(eager, None)
 
 
 def import_tfds() -> ModuleType:

@@ -1,4 +1,6 @@
 import pathlib
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -97,3 +99,18 @@ def test_losing_a_race_to_prepare_is_no_failure(tmp_path, monkeypatch):
 def test_tensorflow_sees_no_accelerator():
     tf = import_tensorflow()
     assert not tf.config.get_visible_devices("GPU") + tf.config.get_visible_devices("TPU")
+
+
+def test_keras_is_not_imported_until_somebody_asks_for_it():
+    """Its import takes as long as TensorFlow's own: a start of every run would pay for it."""
+    script = (
+        "import sys\n"
+        "from jaxtpu.data.quiet_tensorflow import import_tfds\n"
+        "import_tfds()\n"
+        "print([name for name in sys.modules if name.split('.')[0] == 'keras'])\n"
+        "from tensorflow.keras import layers\n"
+        "print(layers.Dense(3).units)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split("\n")[:2] == ["[]", "3"]
