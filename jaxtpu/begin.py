@@ -7,7 +7,7 @@ import jax
 from jaxtpu.checkpoint import Checkpoints
 from jaxtpu.checkpoint.structure import check_structure, structure_of
 from jaxtpu.config import CheckpointConfig
-from jaxtpu.data.loader import Position
+from jaxtpu.data.order import Position
 from jaxtpu.errors import ConfigError
 from jaxtpu.interop.read import initial_state
 from jaxtpu.paths import flatten, map_with_path, matcher

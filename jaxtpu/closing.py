@@ -8,7 +8,7 @@ from rich.console import Console
 
 from jaxtpu.config import Config
 from jaxtpu.data.entropy import byte_entropies
-from jaxtpu.data.loader import Position
+from jaxtpu.data.order import Position
 from jaxtpu.data.streams import learns_answers, words_read
 from jaxtpu.generate import generate
 from jaxtpu.observe import console as screen

@@ -7,7 +7,7 @@ import jax
 
 from jaxtpu.checkpoint import Checkpoints
 from jaxtpu.config import Config, finalize, run_units
-from jaxtpu.data.loader import Position
+from jaxtpu.data.order import Position
 from jaxtpu.data.tokenizer import make_tokenizer
 from jaxtpu.errors import EXIT_OK, ConfigError
 from jaxtpu.interop.folder import copy_tokenizer

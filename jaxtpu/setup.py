@@ -19,7 +19,8 @@ from jaxtpu.config import Config, RunUnits, finalize, leaves, load, run_units
 from jaxtpu.config.vision import VISION_MODELS
 from jaxtpu.data.image_loader import ImageLoader, image_evaluation_batches
 from jaxtpu.data.images import open_images
-from jaxtpu.data.loader import Position, TrainLoader, evaluation_batches
+from jaxtpu.data.loader import TrainLoader, evaluation_batches
+from jaxtpu.data.order import Position
 from jaxtpu.data.streams import open_split, over_a_run
 from jaxtpu.data.tokenizer import Tokenizer, make_tokenizer
 from jaxtpu.errors import ConfigError

@@ -17,7 +17,8 @@ from jaxtpu.checkpoint.hook import SaveHook
 from jaxtpu.closing import closing_table, longer_command, tokens_per_byte, write_sample
 from jaxtpu.config import Config, to_steps
 from jaxtpu.data.image_loader import ImageLoader
-from jaxtpu.data.loader import Position, TrainLoader
+from jaxtpu.data.loader import TrainLoader
+from jaxtpu.data.order import Position
 from jaxtpu.errors import EXIT_OK, UserError
 from jaxtpu.mesh import peak_memory_bytes
 from jaxtpu.observe import console as screen

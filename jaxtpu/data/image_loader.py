@@ -14,8 +14,9 @@ from jaxtpu.config import Config
 from jaxtpu.data.augment import evaluation_image, training_image
 from jaxtpu.data.batch import image_batch_spec
 from jaxtpu.data.images import ImageSet
-from jaxtpu.data.loader import Position, epoch_order, local_indices
-from jaxtpu.data.prefetch import Prefetcher
+from jaxtpu.data.loader import local_indices
+from jaxtpu.data.order import Position, epoch_order, indices_of
+from jaxtpu.data.prefetch import Batches, Prefetcher
 from jaxtpu.data.quiet_tensorflow import import_tensorflow
 from jaxtpu.errors import ConfigError, UserError
 
@@ -24,14 +25,12 @@ HostBatch = dict[str, np.ndarray]
 _ENDLESS = 2**62
 
 
-class ImageLoader:
-    """An endless iterator of (batch, position after it), as `TrainLoader` is one of tokens.
+class ImageLoader(Batches):
+    """Batches of images, with the position after each, as `TrainLoader` gives them of tokens.
 
     Batch i takes the next `data.batch_size` images of the shuffled epochs after `start`, altered as
     the section `images` says. How an image is altered depends on the seed and its number since the
     start of training alone; a process decodes only the rows that its own devices hold.
-
-    Use it as a context manager, or call `close()`.
 
     Args:
       images: what to read.
@@ -49,43 +48,17 @@ class ImageLoader:
                 "the run to go on with has its examples in the order of another seed.",
                 f"Use {start.seed}.",
             )  # fmt: skip
-        self._position, self._size = start, config.data.batch_size
-        (rows,) = local_indices(sharding, (self._size,))
+        size = config.data.batch_size
+        (rows,) = local_indices(sharding, (size,))
         import_tensorflow()
-        self._prefetcher = Prefetcher(
+        prefetcher = Prefetcher(
             functools.partial(training_batches, images, config, start.examples, rows),
             functools.partial(_to_device, spec=_spec(config), sharding=sharding),
             config.data.prefetch,
         )
-
-    def __iter__(self) -> Iterator[tuple[Batch, Position]]:
-        return self
-
-    def __next__(self) -> tuple[Batch, Position]:
-        """The next batch, and the position from which a run would go on after it.
-
-        Raises:
-          RuntimeError: reading failed, with the failure as its cause; or the loader is closed.
-        """
-        batch = next(self._prefetcher)
-        examples = self._position.examples + self._size
-        self._position = dataclasses.replace(self._position, examples=examples)
-        return batch, self._position
-
-    @property
-    def wait_seconds(self) -> float:
-        """Seconds that the consumer has waited for batches so far."""
-        return self._prefetcher.wait_seconds
-
-    def close(self) -> None:
-        """Stops the thread and frees the batches made ahead. A second call does nothing."""
-        self._prefetcher.close()
-
-    def __enter__(self) -> "ImageLoader":
-        return self
-
-    def __exit__(self, *exception) -> None:
-        self.close()
+        super().__init__(
+            prefetcher, lambda count: Position(start.examples + count * size, start.seed)
+        )
 
 
 def training_batches(
@@ -98,12 +71,7 @@ def training_batches(
 
     def plan(batch: int) -> tuple[np.ndarray, np.ndarray]:
         numbers = first + batch * size + needed
-        epochs, offsets = np.divmod(numbers, len(images))
-        indices = np.empty_like(numbers)
-        for epoch in np.unique(epochs):
-            order = order_of(len(images), seed, int(epoch))
-            indices[epochs == epoch] = order[offsets[epochs == epoch]]
-        return indices, numbers
+        return indices_of(numbers, len(images), seed, order_of), numbers
 
     vision = config.model.vision
     picture = lambda data, number: training_image(  # noqa: E731

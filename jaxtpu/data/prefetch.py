@@ -87,6 +87,48 @@ class Prefetcher:
         self._close()
 
 
+class Batches:
+    """An endless iterator of (batch, position after it), with batches made ahead in a thread.
+
+    Use it as a context manager, or call `close()`. Not safe for use by several threads.
+
+    Args:
+      prefetcher: of the batches on the devices.
+      position_after: how many batches were taken -> the position that a run would go on from.
+    """
+
+    def __init__(self, prefetcher: Prefetcher, position_after: Callable[[int], Any]):
+        self._prefetcher, self._position_after, self._count = prefetcher, position_after, 0
+
+    def __iter__(self) -> "Batches":
+        return self
+
+    def __next__(self) -> tuple[Any, Any]:
+        """The next batch, and the position from which a run would go on after it.
+
+        Raises:
+          RuntimeError: reading failed, with the failure as its cause; or this is closed.
+        """
+        batch = next(self._prefetcher)
+        self._count += 1
+        return batch, self._position_after(self._count)
+
+    @property
+    def wait_seconds(self) -> float:
+        """Seconds that the consumer has waited for batches so far."""
+        return self._prefetcher.wait_seconds
+
+    def close(self) -> None:
+        """Stops the thread and frees the batches made ahead. A second call does nothing."""
+        self._prefetcher.close()
+
+    def __enter__(self) -> "Batches":
+        return self
+
+    def __exit__(self, *exception) -> None:
+        self.close()
+
+
 class _Failure:
     def __init__(self, error: BaseException):
         self.error = error

@@ -60,7 +60,7 @@ def ours_in(folder: str):
     from jaxtpu.config import Config
     from jaxtpu.data.image_loader import ImageLoader
     from jaxtpu.data.images import open_images
-    from jaxtpu.data.loader import Position
+    from jaxtpu.data.order import Position
 
     config = Config()
     config.data.update({"source": f"folder:{folder}", "batch_size": ROWS, "directory": folder})

@@ -34,7 +34,8 @@ def quickstart_setup(fields: dict):
 
 def beside_the_step() -> bool:
     """Tokens/s of the pipeline to the device, and of the step; what a run waits for input."""
-    from jaxtpu.data.loader import Position, TrainLoader
+    from jaxtpu.data.loader import TrainLoader
+    from jaxtpu.data.order import Position
 
     setup = quickstart_setup({"data.prefetch": 2})
     config, programs = setup.config, setup.programs
@@ -111,7 +112,8 @@ def _our_epoch(folder: pathlib.Path) -> tuple[int, float]:
     from jax.sharding import SingleDeviceSharding
 
     from jaxtpu.config import Config
-    from jaxtpu.data.loader import Position, TrainLoader
+    from jaxtpu.data.loader import TrainLoader
+    from jaxtpu.data.order import Position
     from jaxtpu.data.streams import open_split
     from jaxtpu.data.tokenizer import make_tokenizer
 
@@ -173,7 +175,8 @@ def resume_once(folder: str, at: str) -> tuple[float, int]:
     from jax.sharding import SingleDeviceSharding
 
     from jaxtpu.config import Config
-    from jaxtpu.data.loader import Position, TrainLoader
+    from jaxtpu.data.loader import TrainLoader
+    from jaxtpu.data.order import Position
     from jaxtpu.data.streams import open_split
     from jaxtpu.data.tokenizer import make_tokenizer
 

@@ -9,7 +9,8 @@ from typing import Any
 import jax
 from rich.console import Console
 
-from jaxtpu.data.loader import Position, TrainLoader
+from jaxtpu.data.loader import TrainLoader
+from jaxtpu.data.order import Position
 from jaxtpu.observe.console import StepDisplay
 from jaxtpu.observe.log import LogHook, Rates
 from jaxtpu.observe.writer import MetricWriter

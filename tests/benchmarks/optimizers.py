@@ -14,7 +14,8 @@ import sys
 import matplotlib.pyplot as plt
 
 from jaxtpu.config import load
-from jaxtpu.data.loader import Position, TrainLoader
+from jaxtpu.data.loader import TrainLoader
+from jaxtpu.data.order import Position
 from jaxtpu.observe.memory import tree_bytes_per_device
 from jaxtpu.setup import set_up
 

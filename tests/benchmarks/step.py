@@ -9,7 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxtpu.config import load, to_steps
-from jaxtpu.data.loader import Position, TrainLoader
+from jaxtpu.data.loader import TrainLoader
+from jaxtpu.data.order import Position
 from jaxtpu.setup import Setup, set_up
 from tests.benchmarks import handwritten
 from tests.benchmarks.timing import interleave, report

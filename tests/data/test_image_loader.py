@@ -10,7 +10,7 @@ from jaxtpu.config import Config
 from jaxtpu.data.augment import evaluation_image, training_image
 from jaxtpu.data.image_loader import ImageLoader, image_evaluation_batches, training_batches
 from jaxtpu.data.images import ImageSet
-from jaxtpu.data.loader import Position, epoch_order
+from jaxtpu.data.order import Position, epoch_order
 from jaxtpu.data.quiet_tensorflow import import_tensorflow
 from jaxtpu.data.randaugment import OPERATIONS, randaugment
 from jaxtpu.errors import ConfigError

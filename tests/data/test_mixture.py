@@ -8,8 +8,9 @@ import jax
 import numpy as np
 import pytest
 
-from jaxtpu.data.loader import Position, TrainLoader, evaluation_batches
+from jaxtpu.data.loader import TrainLoader, evaluation_batches
 from jaxtpu.data.mixture import Mixture, Schedule, parse_mixture
+from jaxtpu.data.order import Position
 from jaxtpu.data.packing import packed
 from jaxtpu.errors import ConfigError
 from tests.data.conftest import stream_of

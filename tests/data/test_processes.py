@@ -26,7 +26,7 @@ process, processes, port = int(sys.argv[1]), int(sys.argv[2]), sys.argv[4]
 if processes > 1:
     jax.distributed.initialize(f"127.0.0.1:{port}", processes, process, initialization_timeout=60)
 from jax.sharding import NamedSharding, PartitionSpec
-from jaxtpu.data.loader import Position
+from jaxtpu.data.order import Position
 from tests.data.test_processes import made, read
 
 sharding = NamedSharding(jax.make_mesh((jax.device_count(),), ("data",)), PartitionSpec("data"))

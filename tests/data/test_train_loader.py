@@ -13,7 +13,8 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from jaxtpu.data import loader as loader_module
 from jaxtpu.data.batch import batch_spec
-from jaxtpu.data.loader import Position, TrainLoader, epoch_order, local_indices
+from jaxtpu.data.loader import TrainLoader, local_indices
+from jaxtpu.data.order import Position, epoch_order
 from jaxtpu.errors import ConfigError
 
 LENGTH = 16
@@ -208,7 +209,8 @@ def test_the_interpreter_ends_while_batches_are_made():
     code = """
 import jax, numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
-from jaxtpu.data.loader import Position, TrainLoader
+from jaxtpu.data.loader import TrainLoader
+from jaxtpu.data.order import Position
 from jaxtpu.data.tokens import TokenStream
 stream = TokenStream(np.arange(10_000, dtype=np.uint16) % 250, 256, 1, 9_999, "bytes")
 sharding = NamedSharding(jax.make_mesh((jax.device_count(),), ("data",)), PartitionSpec("data"))
