@@ -28,7 +28,8 @@ class Optimizer:
 
     Attributes:
       init: params -> state.
-      update: (mean gradient, tokens it is the mean over, state, params, step) -> (params, state).
+      update: (mean gradient, tokens it is the mean over, state, params, step, verdict) -> (params,
+        state); by a `Verdict` the gradient is scaled, or nothing changes; None for neither.
       learning_rate: step -> learning rate.
       on_host: abstract state -> tree of flags: which of it lives on the host, where it can.
     """
@@ -103,11 +104,13 @@ def make_optimizer(
             return _WithMaster(state, jax.tree.map(lambda p: p.astype(jnp.float32), params))
         return state
 
-    def update(gradient, tokens, state, params, step):
+    def update(gradient, tokens, state, params, step, verdict=None):
         del tokens
         factor = _clip_factor(gradient, config.clip_norm)
+        factor = factor if verdict is None else jnp.minimum(factor, verdict.factor)
+        made = None if verdict is None else verdict.update
         key = jax.random.fold_in(jax.random.key(0), step)
-        part_update = lambda *arguments: _update_part(config, chain, factor, key, *arguments)  # noqa: E731
+        part_update = lambda *arguments: _update_part(config, chain, factor, made, key, *arguments)  # noqa: E731
         return update_layerwise(part_update, layout, gradient, state, params, moved)
 
     on_host = lambda state: layout.on_host(state, abstract_params)  # noqa: E731
@@ -122,8 +125,9 @@ def _clip_factor(gradient: Any, clip_norm: float) -> jax.Array | float:
     return jnp.minimum(1.0, clip_norm / jnp.maximum(optax.tree.norm(gradient), 1e-30))
 
 
-def _update_part(config, chain, factor, key, gradient, state, params, part):
-    """(params, state) of one part; computed in float32, kept in the dtypes that they had."""
+def _update_part(config, chain, factor, made, key, gradient, state, params, part):
+    """(params, state) of one part; computed in float32, kept in the dtypes that they had. Where
+    `made` is false, they stay what they were."""
     gradient = jax.tree.map(lambda g: g.astype(jnp.float32) * factor, gradient)
     before, old = state if config.rounding == "master" else (state, _float32(params))
     updates, after = chain.update(gradient, _float32(before), old)
@@ -137,8 +141,14 @@ def _update_part(config, chain, factor, key, gradient, state, params, part):
             return round_stochastically(by_path[path], jax.random.fold_in(of_path, part))
         return by_path[path].astype(was.dtype)
 
-    state = _WithMaster(after, new) if config.rounding == "master" else after
-    return map_with_path(kept, params), state
+    new_state = _WithMaster(after, new) if config.rounding == "master" else after
+    result = map_with_path(kept, params), new_state
+    return chosen(made, result, (params, state))
+
+
+def chosen(made: jax.Array | None, new: Any, old: Any) -> Any:
+    """`new` where an update is made (None: always), otherwise `old`."""
+    return new if made is None else jax.tree.map(lambda n, o: jnp.where(made, n, o), new, old)
 
 
 def _float32(tree: Any) -> Any:
@@ -254,7 +264,15 @@ def _accumulated(optimizer: Optimizer, every: int) -> Optimizer:
         sums = jax.tree.map(lambda p: jnp.zeros(p.shape, jnp.float32), params)
         return _Accumulated(optimizer.init(params), jnp.int32(0), jnp.float32(0), sums)
 
-    def update(gradient, tokens, state, params, step):
+    def update(gradient, tokens, state, params, step, verdict=None):
+        """A step whose update is dropped counts for nothing: the next takes its place."""
+        if verdict is None:
+            return added(gradient, tokens, state, params, step)
+        scaled = jax.tree.map(lambda g: g * verdict.factor, gradient)
+        taken = lambda: added(scaled, tokens, state, params, step)  # noqa: E731
+        return jax.lax.cond(verdict.update, taken, lambda: (params, state))
+
+    def added(gradient, tokens, state, params, step):
         sums = jax.tree.map(lambda s, g: s + g * tokens, state.gradient, gradient)
         tokens = state.tokens + tokens
 

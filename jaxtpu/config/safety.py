@@ -32,6 +32,25 @@ class CheckpointConfig(Section, path="checkpoint"):
 
 
 @dataclasses.dataclass
+class GuardConfig(Section, path="guard"):
+    """What happens where the loss or the gradient is not finite, or spikes."""
+
+    nonfinite: str = option(
+        "stop",
+        "stop: the run ends, with a dump to replay; skip: the update is dropped; rollback: back to "
+        "the last checkpoint, past the batches since",
+        choices=("stop", "skip", "rollback"),
+    )
+    limit: int = option(
+        10, "the run ends after so many dropped updates, or rollbacks, in a row", at_least=1
+    )
+    clip_zscore: float = option(
+        0.0, "gradient norms so many standard deviations above their mean are clipped (ZClip, "
+        "2.5 there); 0: none", at_least=0.0,
+    )  # fmt: skip
+
+
+@dataclasses.dataclass
 class WatchdogConfig(Section, path="watchdog"):
     """Seconds a phase may take before the process says what it waits for, and ends; 0: no limit."""
 

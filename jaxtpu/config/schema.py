@@ -9,7 +9,7 @@ import dataclasses
 from jaxtpu.config.data import DataConfig
 from jaxtpu.config.duration import Duration
 from jaxtpu.config.remat import POLICIES, TENSORS
-from jaxtpu.config.safety import CheckpointConfig, WatchdogConfig
+from jaxtpu.config.safety import CheckpointConfig, GuardConfig, WatchdogConfig
 from jaxtpu.config.section import Section, option, subsection
 from jaxtpu.config.text import MixtureConfig, TextConfig
 from jaxtpu.config.vision import ImagesConfig, VisionConfig
@@ -288,5 +288,6 @@ class Config(Section):
     optimizer: OptimizerConfig = subsection(OptimizerConfig)
     train: TrainConfig = subsection(TrainConfig)
     checkpoint: CheckpointConfig = subsection(CheckpointConfig)
+    guard: GuardConfig = subsection(GuardConfig)
     watchdog: WatchdogConfig = subsection(WatchdogConfig)
     plan: PlanConfig = subsection(PlanConfig)

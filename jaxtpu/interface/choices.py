@@ -66,8 +66,8 @@ def made_optimizer(given: Any, abstract_params: Any, divided: dict[str, int]) ->
     if isinstance(given, OptimizerConfig):
         return make_optimizer(given, RunUnits(1, None, 1, 1), abstract_params, divided=divided)
 
-    def update(gradient, examples, state, params, step):
-        del examples, step
+    def update(gradient, examples, state, params, step, verdict=None):
+        del examples, step, verdict  # a Trainer's step has no guard
         updates, state = given.update(gradient, state, params)
         return optax.apply_updates(params, updates), state
 

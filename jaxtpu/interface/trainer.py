@@ -28,7 +28,7 @@ from jaxtpu.sharding import make_rules, row_parts
 from jaxtpu.train.evaluate import evaluate
 from jaxtpu.train.loop import Progress, StopRequest, train_loop
 from jaxtpu.train.programs import Programs, jitted
-from jaxtpu.train.step import make_init, make_train_step
+from jaxtpu.train.step import make_gradient, make_init, make_train_step
 from jaxtpu.train.task import MODEL_STATE, weighted_sums
 
 _IN_FLIGHT = 4  # steps handed to the devices ahead of the last one known to be finished
@@ -113,10 +113,11 @@ class Trainer:
         optimizer = made_optimizer(self._optimizer, model.abstract_params, row_parts(shardings))
         init = make_init(model, optimizer, self._seed)
         sums = {training: self._sums(model, training) for training in (True, False)}
-        step = make_train_step(model.cast, sums[True], optimizer, shardings, 1, jnp.float32)
+        gradient_of = make_gradient(model.cast, sums[True], shardings, 1, jnp.float32)
+        step = make_train_step(gradient_of, optimizer)
         self._programs = jitted(
-            model, self._rules, optimizer, shardings, init, step, sums[False],
-            abstract_batch=None, undivided=undivided,
+            model, self._rules, optimizer, shardings, init, gradient_of, step,
+            sums[False], abstract_batch=None, undivided=undivided,
         )  # fmt: skip
         self._state = self._initial_state(params, kept, optimizer)
         self._predict = jax.jit(

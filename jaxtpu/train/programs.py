@@ -23,7 +23,7 @@ from jaxtpu.sharding import (
     parameter_shardings,
     row_parts,
 )
-from jaxtpu.train.step import TrainState, in_microbatches, make_init, make_train_step
+from jaxtpu.train.step import TrainState, in_microbatches, make_gradient, make_init, make_train_step
 from jaxtpu.train.task import TASKS
 
 
@@ -40,6 +40,7 @@ class Programs:
       model: the model without parameters.
       init: () -> state, created already divided.
       init_from: parameters, which are donated -> state.
+      gradient_of: (params, batch, model_state) -> (gradient, tokens, sums), a part of the step.
       train_step: (state, batch) -> (state, metrics); the state is donated.
       eval_step: (`state.evaluated()`, batch) -> sums over real tokens.
       abstract_state: `TrainState` of `jax.ShapeDtypeStruct`s with shardings.
@@ -52,6 +53,7 @@ class Programs:
     model: Model
     init: Any
     init_from: Any
+    gradient_of: Any
     train_step: Any
     eval_step: Any
     abstract_state: TrainState
@@ -88,17 +90,18 @@ def build_programs(config: Config, mesh: Mesh, units: RunUnits) -> Programs:
         config.optimizer, units, model.abstract_params, axes=model.axes, divided=rows, moved=moved
     )
     average = config.optimizer.average
-    init = make_init(model, optimizer, config.seed, average=average > 0)
+    init = make_init(model, optimizer, config.seed, average > 0, guarded=True)
     replicas = 1 if jax.eval_shape(model.init_state) is not None else _replicas(config, rules)
     train_rules = rules.mapped_over("data") if replicas > 1 else rules
     task, microbatches = TASKS[model.task], config.train.microbatches
     eval_sums = task.batch_sums(config, model, rules, training=False)
-    step = make_train_step(
-        model.cast, task.batch_sums(config, model, train_rules, training=True), optimizer,
-        shardings, microbatches, precision.accumulate, replicas, average,
+    gradient_of = make_gradient(
+        model.cast, task.batch_sums(config, model, train_rules, training=True), shardings,
+        microbatches, precision.accumulate, replicas,
     )  # fmt: skip
+    step = make_train_step(gradient_of, optimizer, average, config.guard)
     return jitted(
-        model, rules, optimizer, shardings, init, step,
+        model, rules, optimizer, shardings, init, gradient_of, step,
         in_microbatches(eval_sums, microbatches),
         abstract_batch=_with_shardings(*task.batch(config, rules)), undivided=undivided,
     )  # fmt: skip
@@ -110,6 +113,7 @@ def jitted(
     optimizer: Optimizer,
     shardings: Any,
     init: Any,
+    gradient_of: Any,
     step: Any,
     eval_sums: Any,
     *,
@@ -120,7 +124,8 @@ def jitted(
 
     Args:
       shardings: of the parameters.
-      init: () or (parameters) -> `TrainState`; step: (state, batch) -> (state, metrics).
+      init: () or (parameters) -> `TrainState`; step: (state, batch) -> (state, metrics), with the
+        gradient that `gradient_of` gives.
       eval_sums: (params, batch) -> sums; for a model with a state of its own, that is the third.
       abstract_batch: with shardings; None where batches of several shapes bring theirs.
     """
@@ -129,10 +134,11 @@ def jitted(
     replicated = NamedSharding(mesh, P())
     kept = like_parameters(shapes.opt_state, model.abstract_params, shardings, mesh)
     kept = on_host(kept, optimizer.on_host(shapes.opt_state)) if moved else kept
+    small = lambda tree: jax.tree.map(lambda _: replicated, tree)  # noqa: E731
+    average = None if shapes.average is None else shardings
     state_shardings = TrainState(
-        replicated, shardings, kept, jax.tree.map(lambda _: replicated, shapes.model_state),
-        None if shapes.average is None else shardings,
-    )  # fmt: skip
+        replicated, shardings, kept, small(shapes.model_state), average, small(shapes.guard)
+    )
     batch_shardings = jax.tree.map(lambda leaf: leaf.sharding, abstract_batch)
     return Programs(
         mesh=mesh,
@@ -144,6 +150,12 @@ def jitted(
             in_shardings=(shardings,),
             out_shardings=state_shardings,
             donate_argnums=0,
+            compiler_options=options,
+        ),
+        gradient_of=jax.jit(
+            gradient_of,
+            in_shardings=(shardings, batch_shardings, state_shardings.model_state),
+            out_shardings=(shardings, replicated, replicated),
             compiler_options=options,
         ),
         train_step=jax.jit(
