@@ -151,6 +151,16 @@ def _evaluate(arguments: list[str]) -> int:
     return evaluate_run(config, options["split"], options["task"])
 
 
+def _debug_step(arguments: list[str]) -> int:
+    _, overrides, rest = split_arguments(arguments)
+    options = parse(rest, {"--workdir": str})
+    config = _config_of_run(options["workdir"], overrides)
+    environment.prepare(config.mesh.emulate)
+    from jaxtpu.debug import debug_step
+
+    return debug_step(config)
+
+
 def _import(arguments: list[str]) -> int:
     spec, overrides, rest = split_arguments(arguments)
     options = parse(rest, {"--from": str, "--workdir": str})
@@ -252,14 +262,14 @@ def _plan_without_config(flags: list[str], arguments: list[str]) -> int:
     return verbs[flags[0]](make_console())
 
 
-def _config_of_run(workdir: str | None) -> Config:
+def _config_of_run(workdir: str | None, overrides: list[tuple[str, str]] | None = None) -> Config:
     if not workdir:
         raise ConfigError("--workdir", "", "is missing.", "For example: --workdir=runs/quickstart")
     path = pathlib.Path(workdir).expanduser() / "config.json"
     if not path.is_file():
         known = ", ".join(str(p.parent) for p in sorted(pathlib.Path("runs").glob("*/config.json")))
         raise ConfigError("--workdir", workdir, "holds no run.", f"There are: {known or 'none'}.")
-    config = load(str(path))
+    config = load(str(path), overrides or [])
     config.workdir = workdir
     return config
 
@@ -277,6 +287,7 @@ _VERBS: dict[str, Callable[[list[str]], int]] = {
     "checkpoints": _checkpoints,
     "generate": _generate,
     "evaluate": _evaluate,
+    "debug-step": _debug_step,
     "import": _import,
     "export": _export,
     "tokenizer": _tokenizer,

@@ -29,6 +29,9 @@ jaxtpu: trains large models on TPU slices with little memory per core.
       Loss, perplexity, bits per byte, accuracy and top-5 of the latest checkpoint on a split, of
       each source of a mixture; or the accuracy on questions of multiple choice, by likelihood.
       Adds a line to DIR/evaluations.jsonl.
+  python run.py debug-step --workdir=DIR [--config.FIELD=VALUE ...]
+      Run the step again at which a run stopped for a number that is not finite, and show where
+      that is first; with --config.precision.compute=float32, say, whether it still is.
   python run.py import --from=DIR [--config=FILE] [--config.FIELD=VALUE ...] [--workdir=DIR]
       Make a run of a Hugging Face model: config.json, *.safetensors and tokenizer files in DIR.
       model.* is taken from there; what FILE or the command line sets of it must agree.

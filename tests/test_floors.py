@@ -12,7 +12,8 @@ ROOMS = (
     "models data layerwise optimizer",  # 3
     "train checkpoint",  # 5
     "observe plan",  # 6
-    "interop setup generate begin closing scoring evaluation convert trainer interface",  # 7
+    "interop setup generate begin closing scoring evaluation convert",  # 7
+    "running debug rollback trainer interface",
     "options usage cli",  # 8
 )
 ORDER = [room for floor in ROOMS for room in floor.split()]

@@ -118,6 +118,7 @@ def describe(values: dict[str, float]) -> str:
         ("train/bits_per_byte", "bits/byte {:.3f}"),
         ("train/accuracy", "accuracy {:.3f}"),
         ("train/grad_norm", "grad {:.2f}"),
+        ("train/dropped_updates", "dropped {:.0f}"),
         ("train/learning_rate", "lr {:.1e}"),
         ("speed/tokens_per_second", "{:,.0f} tok/s"),
         ("speed/examples_per_second", "{:,.0f} images/s"),

@@ -37,7 +37,8 @@ class _Interval:
 
 
 class LogHook:
-    """Averages metrics over `interval` steps and hands them to `emit(step, values)`.
+    """Averages metrics over `interval` steps and hands them to `emit(step, values)`; steps whose
+    update was dropped are counted, and left out of the averages.
 
     An interval is fetched when its last step is known to be finished, a few steps later, so
     fetching never waits for the devices.
@@ -73,18 +74,20 @@ class LogHook:
     def _write(self, interval: _Interval, progress: Progress) -> None:
         fetched = jax.device_get(interval.metrics)
         unit = count_name(fetched[0])
-        tokens = [float(metrics[unit]) for metrics in fetched]
-        total = sum(tokens)
-        names = [name for name in fetched[0] if name not in (unit, "learning_rate")]
+        total = sum(float(metrics[unit]) for metrics in fetched)
+        made = [metrics for metrics in fetched if not metrics["dropped"]]
+        tokens = sum(float(metrics[unit]) for metrics in made)
+        names = [name for name in fetched[0] if name not in (unit, "learning_rate", "dropped")]
         values = {
-            f"train/{name}": sum(
-                float(metrics[name]) * count for metrics, count in zip(fetched, tokens, strict=True)
-            )
-            / max(total, 1.0)
+            f"train/{name}": sum(float(metrics[name]) * float(metrics[unit]) for metrics in made)
+            / max(tokens, 1.0)
             for name in names
+            if made
         }
+        if len(made) < len(fetched):
+            values["train/dropped_updates"] = len(fetched) - len(made)
         values["train/learning_rate"] = float(fetched[-1]["learning_rate"])
-        if math.isfinite(self._rates.tokens_per_byte):
+        if made and math.isfinite(self._rates.tokens_per_byte):
             values["train/bits_per_byte"] = self._rates.bits_per_byte(values["train/loss"])
         values[f"train/{unit}"] = total
         values |= self._speed(interval, unit, total, progress)

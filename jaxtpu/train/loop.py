@@ -80,6 +80,23 @@ class Progress:
 Hook = Callable[[Progress], None]
 
 
+class NonFinite(Exception):
+    """The loop does not go on: too many updates in a row were dropped, for what was not finite.
+
+    Attributes:
+      step: the step that was not made.
+      metrics: of it, on the host.
+      batch: of it.
+      before, after: data positions around the batch.
+      state: the state before it.
+    """
+
+    def __init__(self, step: int, metrics: Any, batch: Any, before: Any, after: Any, state: Any):
+        super().__init__(step)
+        self.step, self.metrics, self.state = step, metrics, state
+        self.batch, self.before, self.after = batch, before, after
+
+
 def every(interval: int, hook: Hook, *, when_stopping: bool = False) -> Hook:
     """`hook` at multiples of `interval` steps (0: never) and after the last step of the run; with
     `when_stopping` also when the process is asked to stop."""
@@ -148,6 +165,8 @@ def train_loop(
     hooks: list[Hook],
     stop: StopRequest,
     clock: Clock,
+    position: Any = None,
+    tolerated: int | None = None,
 ) -> tuple[TrainState, int]:
     """Runs steps `start + 1` to `steps`, or until `stop`, or until there is no batch left.
 
@@ -162,15 +181,23 @@ def train_loop(
       hooks: called after each dispatch, in order.
       stop: looked at after every step, by all processes.
       clock: is told when a step is finished.
+      position: the data position before the first batch.
+      tolerated: updates dropped in a row at which the loop ends; None where none is dropped.
 
     Returns:
       The final state and the number of steps done.
+
+    Raises:
+      NonFinite: that many were dropped. It is known once the step is finished, in all processes
+        at the same step; the steps dispatched meanwhile have left the state as it was.
     """
     in_flight: collections.deque = collections.deque()
 
     def finish_oldest() -> None:
-        step, metrics = in_flight.popleft()
+        step, metrics, *read = in_flight.popleft()
         jax.block_until_ready(metrics)
+        if tolerated is not None and float(metrics["dropped"]) >= tolerated:
+            raise NonFinite(step, jax.device_get(metrics), *read, state)
         clock.finish(step)
 
     def drain() -> None:
@@ -182,10 +209,10 @@ def train_loop(
         ready = next(batches, None)
         if ready is None:  # the data ended
             break
-        batch, position = ready
+        before, (batch, position) = position, ready
         state, metrics = train_step(state, batch)
         step += 1
-        in_flight.append((step, metrics))
+        in_flight.append((step, metrics, batch, before, position))
         if len(in_flight) > max_in_flight:
             finish_oldest()
         agreed = stop.due(step)
