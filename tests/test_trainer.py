@@ -13,7 +13,7 @@ import jax
 import numpy as np
 import pytest
 
-from jaxtpu import cli, closing, trainer
+from jaxtpu import cli, closing, running
 from jaxtpu.checkpoint import Checkpoints, hook, manifest
 from jaxtpu.config import CheckpointConfig
 from jaxtpu.observe.console import StepDisplay
@@ -247,13 +247,13 @@ def test_the_command_to_train_longer_works_for_a_run_of_epochs(tmp_path, capsys)
 
 
 def test_a_signal_in_an_evaluation_ends_it_at_once(tmp_path, monkeypatch, capsys):
-    evaluate = trainer.evaluate
+    evaluate = running.evaluate
 
     def signalled(*arguments):
         signal.raise_signal(signal.SIGTERM)
         return evaluate(*arguments)
 
-    monkeypatch.setattr(trainer, "evaluate", signalled)
+    monkeypatch.setattr(running, "evaluate", signalled)
     assert run(tmp_path, "--config.train.evaluate_every=3") == 128 + signal.SIGTERM
     assert "validation loss" not in capsys.readouterr().out
     assert list(losses(tmp_path)) == [1, 2, 3, 4]
@@ -306,7 +306,7 @@ def test_out_of_memory_is_told_with_the_program_and_without_a_traceback(
     def fail(*_, **__):
         raise jax.errors.JaxRuntimeError(OOM if program else "INTERNAL: something else")
 
-    monkeypatch.setattr(closing if where == "generate" else trainer, where, fail)
+    monkeypatch.setattr(closing if where == "generate" else running, where, fail)
     if program is None:  # another fault is not called a lack of memory
         with pytest.raises(jax.errors.JaxRuntimeError):
             run(tmp_path, "--config.train.steps=2")

@@ -107,7 +107,7 @@ def test_a_spike_is_brought_down_as_zclip_says():
 
 
 def test_a_clipped_step_is_that_of_the_scaled_gradient():
-    sections = {"optimizer": {"name": "sgd", "weight_decay": 0.0}}
+    sections = {"optimizer": {"name": "sgd", "weight_decay": 0.0, "clip_norm": 0.0}}
     spiked = programs_on({"fsdp": 8}, guard={"clip_zscore": 0.5}, **sections)
     free = programs_on({"fsdp": 8}, **sections)
     state = spiked.init()

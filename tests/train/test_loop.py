@@ -20,7 +20,7 @@ class Devices:
         self.dispatched += 1
         self.most = max(self.most, self.dispatched - self.finished)
         metrics = {"loss": float(batch), "grad_norm": 0.0, "learning_rate": 1.0, "tokens": 2.0}
-        return state + 1, metrics
+        return state + 1, metrics | {"dropped": 0.0}
 
     def finish(self, metrics):
         self.finished += 1
