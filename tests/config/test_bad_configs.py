@@ -68,6 +68,7 @@ TABLE = [
     Bad("number for list", "metrics=3", "3", "accuracy", "accuracy"),
     Bad("below the range", "model.layers=0", 0, "Use 1.", "1"),
     Bad("above the range", "optimizer.beta2=1", 1.0, "Use 0.95.", "0.95"),
+    Bad("experts", "model.moe.num_experts=4", 4, "Use 0.", "0"),
     # Choices.
     Bad("optimizer", "optimizer.name=adamm", "adamm", "'adam'?", "adam"),
     Bad("schedule", "optimizer.schedule=cosin", "cosin", "'cosine'?", "cosine"),
