@@ -152,8 +152,8 @@ def _evaluate(arguments: list[str]) -> int:
 
 
 def _debug_step(arguments: list[str]) -> int:
-    _, overrides, rest = split_arguments(arguments)
-    options = parse(rest, {"--workdir": str})
+    spec, overrides, rest = split_arguments(arguments)
+    options = parse([*rest, *([f"--config={spec}"] if spec else [])], {"--workdir": str})
     config = _config_of_run(options["workdir"], overrides)
     environment.prepare(config.mesh.emulate)
     from jaxtpu.debug import debug_step

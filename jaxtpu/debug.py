@@ -1,18 +1,21 @@
 """What a step went wrong on: named, dumped, and run again by `run.py debug-step`."""
 
+import contextlib
 import dataclasses
 import math
-import pathlib
-import shutil
+import shlex
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from etils import epath
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from jaxtpu.checkpoint import Checkpoints
+from jaxtpu.checkpoint.folder import directory_of
+from jaxtpu.checkpoint.read import reason
 from jaxtpu.checkpoint.store import SaveError
 from jaxtpu.config import CheckpointConfig, Config
 from jaxtpu.data.order import Position, as_mixture, example_ids, taken_before
@@ -41,15 +44,19 @@ def stopped(
     """The error that ends the run, after the step was looked at and dumped."""
     config = setup.config
     examples = _examples(setup, error.before, error.after)
-    with watchdog.phase("compile"):
-        found = examine(setup.programs, error.state, error.batch)
+    dumped = _dumped(config, error, examples, watchdog)  # first: to look takes memory
+    try:
+        with watchdog.phase("compile"):
+            found = examine(setup.programs, error.state, error.batch).in_words()
+    except jax.errors.JaxRuntimeError as failure:
+        found = f"where it begins is not known, for looking failed: {reason(failure)}"
     in_row = int(error.metrics["dropped"])
     lines = [
         f"{what_went_wrong(error)}, so the run has stopped"
         + (f", after {in_row} updates in a row that had to be dropped." if in_row > 1 else "."),
-        f"  {found.in_words()}",
+        f"  {found}",
         f"  its examples: {_in_words(examples)}",
-        f"  {_dumped(config, error, examples, watchdog)}",
+        f"  {dumped}",
         f"  checkpoints in {checkpoints.directory}: {checkpoints.kept or 'none'}",
         f"Try a lower optimizer.learning_rate (now {config.optimizer.learning_rate:g}), a longer "
         "optimizer.warmup, or optimizer.clip_norm=1; guard.nonfinite=skip drops such updates, "
@@ -61,9 +68,11 @@ def stopped(
 def _dumped(config: Config, error: NonFinite, examples: list, watchdog: Watchdog) -> str:
     """Writes the state before the step and its batch; says where, or why not."""
     folder = _folder(config)
-    if primary():
-        shutil.rmtree(folder, ignore_errors=True)
-    agree("whether an older dump is gone", True)
+    with contextlib.suppress(OSError):
+        if primary() and folder.is_dir():
+            folder.rmtree()
+    if agree("whether an older dump is left", folder.exists()):
+        return f"its state and batch could not be written: {folder} could not be deleted"
     record = {"config": config.to_dict(), "seed": config.seed}
     dump = Checkpoints(config.workdir, _settings(folder), record)
     position = {"examples": examples, "before": error.before.to_json()}
@@ -75,7 +84,7 @@ def _dumped(config: Config, error: NonFinite, examples: list, watchdog: Watchdog
         return f"its state and batch could not be written: {failure}"
     finally:
         dump.close()
-    replay = f"python run.py debug-step --workdir={config.workdir}"
+    replay = f"python run.py debug-step --workdir={shlex.quote(config.workdir)}"
     return f"its state and batch are in {folder}; to run it again: {replay}"
 
 
@@ -107,7 +116,7 @@ def debug_step(config: Config) -> int:
         ("examples", _in_words(position["examples"])),
         ("loss", f"{found.loss:g}"),
         ("gradient norm", f"{found.norm:g}"),
-        ("first not finite", found.in_words()),
+        ("found", found.in_words()),
         *_largest(found.gradients),
     ]
     screen.table(screen.make_console(primary()), f"{config.name}: step {step} again", rows)
@@ -199,11 +208,13 @@ def _listed(numbers: list[int]) -> str:
     return ", ".join(map(str, numbers[:_NAMED])) + rest
 
 
-def _folder(config: Config) -> pathlib.Path:
-    return pathlib.Path(config.workdir).expanduser() / "debug"
+def _folder(config: Config) -> epath.Path:
+    """In the run's folder, or with its checkpoints, where those are elsewhere: all hosts see them."""
+    checkpoints = directory_of(config.workdir, config.checkpoint)
+    return (checkpoints if config.checkpoint.directory else checkpoints.parent) / "debug"
 
 
-def _settings(folder: pathlib.Path) -> CheckpointConfig:
+def _settings(folder: epath.Path) -> CheckpointConfig:
     settings = CheckpointConfig()
     settings.directory = str(folder)
     return settings

@@ -26,6 +26,14 @@ def test_a_run_resumes_and_says_what_an_override_saves(tmp_path, capsys):
     assert evaluated and all(line["validation/examples"] == 360 for line in evaluated)
 
 
+def test_a_loss_that_is_not_finite_names_the_images(tmp_path, capsys):
+    words = ["--config.optimizer.learning_rate=1e30", "--config.optimizer.clip_norm=0"]
+    assert cli.main([*TINY, *words, f"--workdir={tmp_path}"]) == 1
+    error = capsys.readouterr().err
+    assert "so the run has stopped" in error and "its examples: digits " in error
+    assert cli.main(["debug-step", f"--workdir={tmp_path}"]) == 0
+
+
 @pytest.mark.parametrize(
     ("words", "told"),
     [

@@ -3,15 +3,16 @@
 import itertools
 import json
 
+import jax
 import jax.numpy as jnp
 import pytest
 
-from jaxtpu import cli, running
+from jaxtpu import cli, debug, running
 from jaxtpu.checkpoint import Checkpoints
 from jaxtpu.config import CheckpointConfig, load
 from jaxtpu.data.order import Position
 from jaxtpu.setup import set_up, train_loader
-from tests.test_trainer import losses, run
+from tests.test_trainer import CONFIG, losses, run
 
 BATCH = 8  # of the config
 
@@ -175,3 +176,27 @@ def test_a_dump_that_cannot_be_written_is_told(poison, tmp_path, capsys):
     error = capsys.readouterr().err
     assert "could not be written" in error and "the loss is nan at step 7" in error
     assert (tmp_path / "debug").is_file()
+
+
+def test_the_dump_is_there_even_where_the_step_cannot_be_looked_at(
+    poison, tmp_path, capsys, monkeypatch
+):
+    def fail(*_):
+        raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: out of memory")
+
+    poison(6)
+    with monkeypatch.context() as patched:
+        patched.setattr(debug, "examine", fail)
+        assert run(tmp_path, f"--config.checkpoint.directory={tmp_path / 'elsewhere'}") == 1
+    error = capsys.readouterr().err
+    assert "the loss is nan at step 7" in error
+    assert "looking failed: RESOURCE_EXHAUSTED: out of memory" in error
+    assert f"are in {tmp_path}/elsewhere/debug" in error
+    assert cli.main(["debug-step", f"--workdir={tmp_path}"]) == 0
+
+
+def test_debug_step_takes_the_config_of_the_run_alone(poison, tmp_path, capsys):
+    poison(6)
+    assert run(tmp_path) == 1
+    assert cli.main(["debug-step", f"--workdir={tmp_path}", CONFIG]) == 2
+    assert "--config" in capsys.readouterr().err

@@ -109,9 +109,6 @@ class MixtureConfig(Section, path="model.moe"):
     router_aux_loss_coef: float = option(
         0.01, "factor of the load-balancing loss (arXiv:2101.03961) in training", at_least=0.0
     )
-    router_z_loss_coef: float = option(
-        0.0, "factor of the router's z-loss (arXiv:2202.08906) in training: 1e-3", at_least=0.0
-    )
 
 
 def layer_pattern(model) -> tuple[bool, ...]:

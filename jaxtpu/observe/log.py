@@ -74,7 +74,8 @@ class LogHook:
     def _write(self, interval: _Interval, progress: Progress) -> None:
         fetched = jax.device_get(interval.metrics)
         unit = count_name(fetched[0])
-        total = sum(float(metrics[unit]) for metrics in fetched)
+        counts = [float(metrics[unit]) for metrics in fetched]
+        total = sum(count for count in counts if math.isfinite(count))
         made = [metrics for metrics in fetched if not metrics["dropped"]]
         tokens = sum(float(metrics[unit]) for metrics in made)
         names = [name for name in fetched[0] if name not in (unit, "learning_rate", "dropped")]

@@ -11,10 +11,8 @@ from jaxtpu.errors import EXIT_HUNG
 from tests.faults.pod import Pod, losses, steps_told
 
 STEPS, KILLS = 60, 20
-WORDS = (
-    f"--config.train.steps={STEPS}", "--config.checkpoint.every=2",
-    "--config.train.evaluate_batches=1",
-)  # fmt: skip
+WORDS = (f"--config.train.steps={STEPS}", "--config.train.evaluate_batches=1")
+OFTEN = "--config.checkpoint.every=2"
 
 
 @pytest.fixture(scope="module")
@@ -59,13 +57,13 @@ def test_twenty_kills_at_random_steps_in_saves_and_in_commits_lose_nothing(
             "save": lambda: saving(tmp_path),
             "commit": lambda: committing(tmp_path),
         }[kind]
-        with Pod(tmp_path, 2, *words) as pod:
+        with Pod(tmp_path, 2, *words, OFTEN) as pod:
             if not pod.until(moment):
                 assert pod.wait() == [0, 0], pod.output(0) + pod.output(1)
                 break  # it came to its end between two looks
             pod.kill(victim)
             kills[kind] += 1
-    with Pod(tmp_path, 2, *words) as pod:
+    with Pod(tmp_path, 2, *words, OFTEN) as pod:
         assert pod.wait() == [0, 0], pod.output(0) + pod.output(1)
     print(f"{kills} of {KILLS} kills")
     assert losses(tmp_path) == uninterrupted
