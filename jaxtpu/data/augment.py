@@ -1,4 +1,4 @@
-"""What is done to an image, as `tf.data` maps: decode, crop, shift, flip, RandAugment, normalise.
+"""What is done to an image, as `tf.data` maps: decode, crop, shift, flip, RandAugment.
 
 Every draw is made from the seed and the number of the example in training alone, so an image is
 altered in the same way whichever process reads it, and whether the run was resumed before it.
@@ -25,7 +25,7 @@ def training_image(
       number: of the example since the start of training, an int64 tensor.
 
     Returns:
-      float32 [S, S, C], normalised.
+      [S, S, C], 0 to 255: float32, or uint8 after RandAugment.
     """
     tf = import_tensorflow()
     if config.crop_area < 1:
@@ -48,13 +48,14 @@ def training_image(
         level = config.magnitude / 10
         for which in range(config.randaugment):
             whole = randaugment(whole, _draw(seed, number, 3 + which), level)
-        image_SSC = tf.cast(whole, tf.float32)
-    return _normalised(image_SSC, config, size, channels)
+        image_SSC = whole
+    return tf.ensure_shape(image_SSC, [size, size, channels])
 
 
-def evaluation_image(data: Any, config: ImagesConfig, size: int, channels: int):
-    """The middle square, resized and normalised, float32 [S, S, C]."""
-    return _normalised(_middle(data, size, channels), config, size, channels)
+def evaluation_image(data: Any, size: int, channels: int):
+    """The middle square, resized, float32 [S, S, C], 0 to 255."""
+    tf = import_tensorflow()
+    return tf.ensure_shape(_middle(data, size, channels), [size, size, channels])
 
 
 def decoded(data: Any, channels: int):
@@ -67,13 +68,6 @@ def _draw(seed: int, number: Any, use: int):
     """The key of one draw: another for every use, example and seed."""
     tf = import_tensorflow()
     return tf.stack([tf.constant(seed * 64 + use, tf.int64), number])
-
-
-def _normalised(image_SSC: Any, config: ImagesConfig, size: int, channels: int):
-    tf = import_tensorflow()
-    mean = tf.constant(config.mean, tf.float32) * 255
-    deviation = tf.constant(config.deviation, tf.float32) * 255
-    return tf.ensure_shape((image_SSC - mean) / deviation, [size, size, channels])
 
 
 def _middle(data: Any, size: int, channels: int):
@@ -108,11 +102,22 @@ def _random_crop(data: Any, draw: Any, area: float, size: int, channels: int):
         begin, extent = window(tf.shape(image_XYC))
         return tf.slice(image_XYC, begin, tf.concat([extent[:2], [channels]], 0))
 
-    return _resized(tf.cond(tf.io.is_jpeg(data), of_jpeg, of_any), size, channels)
+    crop_XYC = tf.cond(tf.io.is_jpeg(data), of_jpeg, of_any)
+    # Down to half its size no pixel falls between those that are read, so none needs averaging,
+    # which takes five times as long.
+    return tf.cond(
+        tf.reduce_max(tf.shape(crop_XYC)[:2]) <= 2 * size,
+        lambda: _resized(crop_XYC, size, channels, averaged=False),
+        lambda: _resized(crop_XYC, size, channels),
+    )
 
 
-def _resized(image_XYC: Any, size: int, channels: int):
-    """float32 [S, S, C], from 0 to 255; what is made smaller is averaged."""
+def _resized(image_XYC: Any, size: int, channels: int, *, averaged: bool = True):
+    """float32 [S, S, C], from 0 to 255.
+
+    Args:
+      averaged: whether every pixel counts alike where the image is made smaller.
+    """
     tf = import_tensorflow()
     image_XYC = tf.ensure_shape(image_XYC, [None, None, channels])
-    return tf.image.resize(image_XYC, [size, size], antialias=True)
+    return tf.image.resize(image_XYC, [size, size], antialias=averaged)

@@ -12,7 +12,7 @@ from jax.sharding import NamedSharding
 
 from jaxtpu.config import Config
 from jaxtpu.data.augment import evaluation_image, training_image
-from jaxtpu.data.batch import image_batch_spec
+from jaxtpu.data.image_finish import Finisher
 from jaxtpu.data.images import ImageSet
 from jaxtpu.data.loader import local_indices
 from jaxtpu.data.order import Position, epoch_order, indices_of
@@ -53,7 +53,7 @@ class ImageLoader(Batches):
         import_tensorflow()
         prefetcher = Prefetcher(
             functools.partial(training_batches, images, config, start.examples, rows),
-            functools.partial(_to_device, spec=_spec(config), sharding=sharding),
+            Finisher(config, rows, sharding),
             config.data.prefetch,
         )
         super().__init__(
@@ -64,7 +64,11 @@ class ImageLoader(Batches):
 def training_batches(
     images: ImageSet, config: Config, first: int, rows: np.ndarray
 ) -> Iterator[HostBatch]:
-    """The rows `rows` of the global batches after `first` examples, on the host."""
+    """The rows `rows` of the global batches after `first` examples, on the host, as `Finisher`
+    takes them.
+
+    mixup (arXiv:1710.09412) draws for the whole global batch.
+    """
     size, seed = config.data.batch_size, config.seed
     needed = np.union1d(rows, _partners(size)[rows]) if config.images.mixup else rows
     order_of = functools.lru_cache(3)(epoch_order)
@@ -77,11 +81,20 @@ def training_batches(
     picture = lambda data, number: training_image(  # noqa: E731
         data, number, seed, config.images, vision.image_size, vision.channels
     )
-    made = _Pipeline(images, config, plan, picture, len(needed)).batches(_ENDLESS, _mixing(
-        config, first, rows, needed
-    ))  # fmt: skip
-    for pixels, labels in made:
-        yield {"images": pixels, "labels": labels, "weights": np.ones(len(rows), np.float32)}
+    own, others = (np.searchsorted(needed, some) for some in (rows, _partners(size)[rows]))
+    ones, alpha = np.ones(len(rows), np.float32), config.images.mixup
+    made = _Pipeline(images, config, plan, picture, len(needed)).batches(_ENDLESS)
+    for batch, (pixels, labels) in enumerate(made):
+        if not alpha:
+            yield {"images": pixels, "labels": labels, "weights": ones}
+            continue
+        key = [seed, first + batch * size, 2]
+        random = np.random.Generator(np.random.Philox(np.random.SeedSequence(key)))
+        yield {
+            "images": pixels[own], "labels": labels[own], "weights": ones,
+            "other_images": pixels[others], "other_labels": labels[others],
+            "share": random.beta(alpha, alpha, size)[rows].astype(np.float32),
+        }  # fmt: skip
 
 
 def image_evaluation_batches(
@@ -103,13 +116,13 @@ def image_evaluation_batches(
         return np.minimum(numbers, len(images) - 1), numbers
 
     picture = lambda data, number: evaluation_image(  # noqa: E731
-        data, config.images, vision.image_size, vision.channels
+        data, vision.image_size, vision.channels
     )
     made = _Pipeline(images, config, plan, picture, len(rows)).batches(count)
+    finish = Finisher(config, rows, sharding)
     for number, (pixels, labels) in enumerate(made):
         real = number * size + rows < len(images)
-        batch = {"images": pixels, "labels": labels, "weights": real.astype(np.float32)}
-        yield _to_device(batch, _spec(config), sharding)
+        yield finish({"images": pixels, "labels": labels, "weights": real.astype(np.float32)})
 
 
 @dataclasses.dataclass(frozen=True)
@@ -128,11 +141,8 @@ class _Pipeline:
     picture: Callable[[Any, Any], Any]
     rows: int
 
-    def batches(self, count: int, finish: Callable | None = None) -> Iterator[tuple]:
-        """(images [rows, S, S, C], labels [rows] or [rows, classes]) of `count` batches, in order.
-
-        Args:
-          finish: (number of a batch, its arrays) -> what is made of the whole batch.
+    def batches(self, count: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+        """(images [rows, S, S, C], labels [rows]) of `count` batches, in order.
 
         Raises:
           UserError: an image cannot be read.
@@ -148,14 +158,11 @@ class _Pipeline:
                 raise
 
         all_labels = tf.constant(self.images.labels)
-        classes = self.config.model.vision.classes
-        soft = self.config.images.mixup > 0
 
         @tf.autograph.experimental.do_not_convert
         def example(index, number):
             data = tf.ensure_shape(tf.numpy_function(read, [index], tf.string), [])
-            label = tf.gather(all_labels, index)
-            return self.picture(data, number), tf.one_hot(label, classes) if soft else label
+            return self.picture(data, number), tf.gather(all_labels, index)
 
         @tf.autograph.experimental.do_not_convert
         def planned(batch):
@@ -166,9 +173,6 @@ class _Pipeline:
         # Each example by itself, so that they are spread over cores; in order all the same.
         made = numbers.map(planned).unbatch().map(example, num_parallel_calls=tf.data.AUTOTUNE)
         made = made.batch(self.rows, drop_remainder=True)
-        if finish:
-            both = tf.data.Dataset.zip(numbers, made)
-            made = both.map(finish, num_parallel_calls=tf.data.AUTOTUNE)
         options = tf.data.Options()
         options.autotune.ram_budget = int(self.config.data.cache_gib * 2**30)
         options.deterministic = True
@@ -192,45 +196,3 @@ def _partners(size: int) -> np.ndarray:
     """For each row of a global batch, the one it is mixed with: its neighbour, which is a random
     one of the epoch, and most often of the same process. The last of an odd number stays alone."""
     return np.minimum(np.arange(size) ^ 1, size - 1)
-
-
-def _mixing(config: Config, first: int, rows: np.ndarray, needed: np.ndarray) -> Callable | None:
-    """mixup (arXiv:1710.09412), by draws for the whole global batch; None without it."""
-    alpha, size, seed = config.images.mixup, config.data.batch_size, config.seed
-    if not alpha:
-        return None
-    tf = import_tensorflow()
-    own = np.searchsorted(needed, rows)
-    partners = np.searchsorted(needed, _partners(size)[rows])
-
-    def shares(batch: np.ndarray) -> np.ndarray:
-        key = [seed, first + int(batch) * size, 2]
-        random = np.random.Generator(np.random.Philox(np.random.SeedSequence(key)))
-        return random.beta(alpha, alpha, size)[rows].astype(np.float32)
-
-    @tf.autograph.experimental.do_not_convert
-    def finish(number, arrays):
-        share = tf.ensure_shape(tf.numpy_function(shares, [number], tf.float32), [len(rows)])
-        mixed = []
-        for values in arrays:
-            weight = tf.reshape(share, [-1] + [1] * (len(values.shape) - 1))
-            mixed.append(
-                weight * tf.gather(values, own) + (1 - weight) * tf.gather(values, partners)
-            )
-        return tuple(mixed)
-
-    return finish
-
-
-def _spec(config: Config) -> dict[str, jax.ShapeDtypeStruct]:
-    soft = config.images.mixup > 0
-    return image_batch_spec(config.data.batch_size, config.model.vision, soft_labels=soft)
-
-
-def _to_device(
-    batch: HostBatch, spec: dict[str, jax.ShapeDtypeStruct], sharding: NamedSharding
-) -> Batch:
-    return {
-        name: jax.make_array_from_process_local_data(sharding, batch[name], leaf.shape)
-        for name, leaf in spec.items()
-    }

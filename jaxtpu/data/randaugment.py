@@ -50,11 +50,13 @@ def _identity(image, level, sign):
 def _autocontrast(image, level, sign):
     """The darkest value of each channel becomes 0, the brightest 255."""
     tf = import_tensorflow()
-    values = tf.cast(image, tf.float32)
-    low = tf.reduce_min(values, [0, 1], keepdims=True)
-    high = tf.reduce_max(values, [0, 1], keepdims=True)
-    stretched = (values - low) * 255 / tf.maximum(high - low, 1)
-    return tf.where(high > low, tf.saturate_cast(tf.round(stretched), tf.uint8), image)
+    # Axis by axis, as TensorFlow is slow at a reduction that keeps the innermost one alone.
+    low = tf.cast(tf.reduce_min(tf.reduce_min(image, 0), 0), tf.float32)
+    high = tf.cast(tf.reduce_max(tf.reduce_max(image, 0), 0), tf.float32)
+    flat = high == low  # such a channel stays
+    low, factor = tf.where(flat, 0.0, low), tf.where(flat, 1.0, 255.0)
+    stretched = (tf.cast(image, tf.float32) - low) * factor / tf.where(flat, 1.0, high - low)
+    return tf.saturate_cast(tf.round(stretched), tf.uint8)
 
 
 def _equalize(image, level, sign):
@@ -77,7 +79,8 @@ def _equalize(image, level, sign):
 def _solarize(image, level, sign):
     tf = import_tensorflow()
     threshold = max(0, min(255, round(255 * (1 - level))))
-    return tf.where(image < threshold, image, 255 - image)
+    inverted = tf.cast(image >= threshold, tf.uint8) * 255
+    return tf.bitwise.bitwise_xor(image, inverted)
 
 
 def _posterize(image, level, sign):
@@ -103,10 +106,11 @@ def _contrast(image, level, sign):
 def _sharpness(image, level, sign):
     """Blends with the image smoothed by [[1, 1, 1], [1, 5, 1], [1, 1, 1]] / 13."""
     tf = import_tensorflow()
-    values = tf.cast(image, tf.float32)[None]
-    padded = tf.pad(values, [[0, 0], [1, 1], [1, 1], [0, 0]], "SYMMETRIC")
-    smooth = (9 * tf.nn.avg_pool2d(padded, 3, 1, "VALID") + 4 * values) / 13
-    return _blend(smooth[0], image, 1 + sign * 0.9 * level)
+    values = tf.cast(image, tf.float32)
+    padded = tf.pad(values, [[1, 1], [1, 1], [0, 0]], "SYMMETRIC")
+    rows = padded[:-2] + padded[1:-1] + padded[2:]
+    around = rows[:, :-2] + rows[:, 1:-1] + rows[:, 2:]
+    return _blend((around + 4 * values) / 13, image, 1 + sign * 0.9 * level)
 
 
 def _moved(image, matrix):
@@ -142,12 +146,24 @@ def _shear_y(image, level, sign):
     return _moved(image, (1.0, 0.0, 0.0, sign * 0.3 * level, 1.0, 0.0))
 
 
+def _translate(image, pixels: Any, axis: int):
+    """By whole pixels: the image whose pixel x is that at `x + pixels`."""
+    tf = import_tensorflow()
+    by = tf.cast(tf.round(pixels), tf.int32)
+    around = [[0, 0], [0, 0], [0, 0]]
+    around[axis] = [tf.maximum(-by, 0), tf.maximum(by, 0)]
+    padded = tf.pad(image, around, constant_values=tf.constant(_GREY, image.dtype))
+    begin = [0, 0, 0]
+    begin[axis] = tf.maximum(by, 0)
+    return tf.slice(padded, begin, image.shape)
+
+
 def _translate_x(image, level, sign):
-    return _moved(image, (1.0, 0.0, sign * (level * 0.3 * image.shape[1]), 0.0, 1.0, 0.0))
+    return _translate(image, sign * (level * 0.3 * image.shape[1]), 1)
 
 
 def _translate_y(image, level, sign):
-    return _moved(image, (1.0, 0.0, 0.0, 0.0, 1.0, sign * (level * 0.3 * image.shape[0])))
+    return _translate(image, sign * (level * 0.3 * image.shape[0]), 0)
 
 
 # (image, level 0 to 1, a sign of the direction) -> image.

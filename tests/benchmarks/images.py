@@ -5,6 +5,9 @@
 Both sides do the same to the same JPEG files of 500 x 375 pixels: decode, random-resized crop to
 224 x 224, flip, two RandAugment operations, normalise, mix; shuffled, in batches of 64, by turns.
 The DataLoader has as many workers as there are cores, with torch and Pillow; ours as many threads.
+A turn is one pass over the files that does not count, as worker processes and TensorFlow's graph
+start in it, and then several that do. Pillow averages also where it makes an image less than half as
+small again; ours does not, as no pixel falls between those that are read.
 """
 
 import itertools
@@ -18,7 +21,7 @@ import numpy as np
 
 from jaxtpu import environment
 
-FILES, SIZE, ROWS, CLASSES, AREA, WORKERS, TURNS = 640, 224, 64, 10, 0.08, 2, 5
+FILES, SIZE, ROWS, CLASSES, AREA, WORKERS, TURNS, PASSES = 640, 224, 64, 10, 0.08, 2, 5, 4
 _BAR = 1.5
 
 
@@ -33,7 +36,9 @@ def main() -> int:
     ratios = sorted(a / b for a, b in pairs)
     ratio = ratios[len(ratios) // 2]
     rates = [np.median(side) for side in zip(*pairs, strict=True)]
-    print(f"{TURNS} turns of {FILES} images, {WORKERS} workers; medians, in brackets the extremes")
+    print(
+        f"{TURNS} turns of {PASSES} x {FILES} images, {WORKERS} workers; medians, in brackets the extremes"
+    )
     print(f"ours {rates[0]:,.0f} images/s, DataLoader {rates[1]:,.0f} images/s: {ratio:.2f} "
           f"[{ratios[0]:.2f}, {ratios[-1]:.2f}] (bar {_BAR:g}: {'met' if ratio >= _BAR else 'missed'})")  # fmt: skip
     return 0 if ratio >= _BAR else 1
@@ -54,7 +59,7 @@ def write_images(folder: pathlib.Path) -> None:
 
 
 def ours_in(folder: str):
-    """Images/s of one pass after the other."""
+    """Images/s of one turn after the other."""
     from jax.sharding import SingleDeviceSharding
 
     from jaxtpu.config import Config
@@ -67,13 +72,14 @@ def ours_in(folder: str):
     config.model.vision.update({"image_size": SIZE, "classes": CLASSES})
     config.images.update({"crop_area": AREA, "flip": True, "randaugment": 2, "mixup": 0.2})
     images = open_images(config, "train_split")
+    sharding = SingleDeviceSharding(jax.devices()[0])
     while True:  # a loader for each turn: a loader that waits would fill its queue meanwhile
-        start = time.perf_counter()
-        sharding = SingleDeviceSharding(jax.devices()[0])
         with ImageLoader(images, config, Position(0, config.seed), sharding) as loader:
-            made = [batch for batch, _ in itertools.islice(loader, FILES // ROWS)]
-            jax.block_until_ready(made)
-            yield FILES / (time.perf_counter() - start)
+            for timed in (1, PASSES):
+                start = time.perf_counter()
+                for batch, _ in itertools.islice(loader, timed * FILES // ROWS):
+                    jax.block_until_ready(batch)
+            yield PASSES * FILES / (time.perf_counter() - start)
 
 
 def theirs_in(folder: str):
@@ -86,13 +92,16 @@ def theirs_in(folder: str):
     labels = [int(pathlib.Path(path).parent.name) for path in paths]
     dataset = Augmented(paths, labels, CLASSES, SIZE, AREA)
     while True:
-        start = time.perf_counter()
         loader = torch.utils.data.DataLoader(
-            dataset, ROWS, shuffle=True, num_workers=WORKERS, collate_fn=mixed, drop_last=True
-        )
-        made = [[jax.device_put(values.numpy()) for values in batch] for batch in loader]
-        jax.block_until_ready(made)
-        yield FILES / (time.perf_counter() - start)
+            dataset, ROWS, shuffle=True, num_workers=WORKERS, collate_fn=mixed, drop_last=True,
+            persistent_workers=True,
+        )  # fmt: skip
+        for timed in (1, PASSES):
+            start = time.perf_counter()
+            for batch in itertools.chain.from_iterable(itertools.repeat(loader, timed)):
+                jax.block_until_ready([jax.device_put(values.numpy()) for values in batch])
+        yield PASSES * FILES / (time.perf_counter() - start)
+        del loader  # with its processes
 
 
 if __name__ == "__main__":

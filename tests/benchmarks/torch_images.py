@@ -10,8 +10,12 @@ from PIL import Image, ImageEnhance, ImageOps
 _GREY = (125, 125, 125)
 
 
-def _affine(image, *matrix):
-    return image.transform(image.size, Image.AFFINE, matrix, Image.BILINEAR, fillcolor=_GREY)
+def _affine(image, *matrix, way=Image.BILINEAR):
+    return image.transform(image.size, Image.AFFINE, matrix, way, fillcolor=_GREY)
+
+
+def _moved(image, x: float, y: float):
+    return _affine(image, 1, 0, round(x), 0, 1, round(y), way=Image.NEAREST)
 
 
 def _enhance(kind):
@@ -36,8 +40,8 @@ OPERATIONS = [
     ),
     lambda image, level, sign: _affine(image, 1, sign * 0.3 * level, 0, 0, 1, 0),
     lambda image, level, sign: _affine(image, 1, 0, 0, sign * 0.3 * level, 1, 0),
-    lambda image, level, sign: _affine(image, 1, 0, sign * 0.3 * level * image.width, 0, 1, 0),
-    lambda image, level, sign: _affine(image, 1, 0, 0, 0, 1, sign * 0.3 * level * image.height),
+    lambda image, level, sign: _moved(image, sign * 0.3 * level * image.width, 0),
+    lambda image, level, sign: _moved(image, 0, sign * 0.3 * level * image.height),
 ]
 
 

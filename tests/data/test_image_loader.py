@@ -167,7 +167,7 @@ def test_random_crops_are_parts_of_the_image(kind):
 def test_evaluation_takes_the_middle():
     image = np.zeros((40, 60, 3), np.uint8)
     image[:, 10:50] = 200
-    made = evaluation_image(tf.io.encode_png(image), config_of().images, 20, 3).numpy()
+    made = evaluation_image(tf.io.encode_png(image), 20, 3).numpy()
     np.testing.assert_allclose(made, 200, atol=1)
 
 
