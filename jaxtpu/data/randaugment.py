@@ -50,30 +50,34 @@ def _identity(image, level, sign):
 def _autocontrast(image, level, sign):
     """The darkest value of each channel becomes 0, the brightest 255."""
     tf = import_tensorflow()
-    # Axis by axis, as TensorFlow is slow at a reduction that keeps the innermost one alone.
-    low = tf.cast(tf.reduce_min(tf.reduce_min(image, 0), 0), tf.float32)
-    high = tf.cast(tf.reduce_max(tf.reduce_max(image, 0), 0), tf.float32)
+    S, _, C = image.shape
+    # As rows of numbers, as TensorFlow is slow at what differs along a short innermost axis.
+    rows = tf.cast(tf.reshape(image, [S, S * C]), tf.float32)
+    low = tf.reduce_min(tf.reshape(tf.reduce_min(rows, 0), [S, C]), 0)
+    high = tf.reduce_max(tf.reshape(tf.reduce_max(rows, 0), [S, C]), 0)
     flat = high == low  # such a channel stays
-    low, factor = tf.where(flat, 0.0, low), tf.where(flat, 1.0, 255.0)
-    stretched = (tf.cast(image, tf.float32) - low) * factor / tf.where(flat, 1.0, high - low)
-    return tf.saturate_cast(tf.round(stretched), tf.uint8)
+    low, width = tf.where(flat, 0.0, low), tf.where(flat, 255.0, high - low)
+    stretched = (rows - tf.tile(low, [S])) * 255 / tf.tile(width, [S])
+    return tf.reshape(tf.saturate_cast(tf.round(stretched), tf.uint8), image.shape)
 
 
 def _equalize(image, level, sign):
     """Every value of a channel becomes as frequent as the others, as far as that can be."""
     tf = import_tensorflow()
+    S, _, C = image.shape
+    values_CN = tf.cast(tf.transpose(tf.reshape(image, [S * S, C])), tf.int32)
 
-    def channel(values_SS):
-        counts = tf.math.bincount(tf.cast(values_SS, tf.int32), minlength=256, maxlength=256)
+    def table(values_N):
+        counts = tf.math.bincount(values_N, minlength=256, maxlength=256)
         seen = tf.boolean_mask(counts, counts > 0)
         step = (tf.reduce_sum(counts) - seen[-1]) // 255
-        table = (tf.cumsum(counts, exclusive=True) + step // 2) // tf.maximum(step, 1)
-        table = tf.cast(tf.clip_by_value(table, 0, 255), tf.uint8)
-        return tf.cond(
-            step > 0, lambda: tf.gather(table, tf.cast(values_SS, tf.int32)), lambda: values_SS
-        )
+        spread = (tf.cumsum(counts, exclusive=True) + step // 2) // tf.maximum(step, 1)
+        table = tf.where(step > 0, tf.clip_by_value(spread, 0, 255), tf.range(256))
+        return tf.cast(table, tf.uint8)
 
-    return tf.stack([channel(image[..., c]) for c in range(image.shape[-1])], -1)
+    tables = tf.concat([table(values_CN[c]) for c in range(C)], 0)
+    equalized_CN = tf.gather(tables, values_CN + 256 * tf.range(C)[:, None])
+    return tf.reshape(tf.transpose(equalized_CN), image.shape)
 
 
 def _solarize(image, level, sign):
